@@ -15,14 +15,16 @@ from dslpar.core.errors import DslparError
 
 
 class Action(NamedTuple):
-    """One action: its help text, its flags, and its function."""
+    """One action of a command, such as `list` in `dslpar checkpoint list`."""
 
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
+    """Adds the action's flags to its parser."""
     act: Callable[[argparse.Namespace, argparse.ArgumentParser], int]
+    """Does the action's work, and returns the exit status."""
 
     def run(self, args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-        """Run the action. In case of an error print its findings and return 1."""
+        """Run the action; return the exit status. In case of a DslparError, print its findings and return 1."""
         try:
             return self.act(args, parser)
         except DslparError as error:
@@ -32,7 +34,7 @@ class Action(NamedTuple):
 
 def import_with_torch(name: str) -> Any:
     """Import a module that needs torch. Text that DeepSpeed prints on import goes to stderr."""
-    logging.disable(logging.WARNING)  # DeepSpeed logs which accelerator it has found
+    logging.disable(logging.WARNING)  # on import, DeepSpeed logs which accelerator it has found
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return importlib.import_module(name)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dslpar.core.project import Project
 
 ALLOCATIONS = ("slurm", "pbs")
-"""Values of --hostfile that stand for the surrounding job's hosts instead of a file."""
+"""Values of --hostfile that mean the hosts of the scheduler's job in which the command runs, instead of a file."""
 
 
 # ---- flags ----
@@ -34,14 +34,14 @@ def add_operands(
     help: str = "a config file, and overrides of its keys",
     nargs: str = "+",
 ) -> None:
-    """Add `operands`: configs and, anywhere among them, overrides."""
+    """Add the positional arguments `operands`: configs and, in any order, overrides (key=value)."""
     parser.add_argument("operands", nargs=nargs, metavar=f"{metavar} or key=value", help=help)
 
 
 def add_world(parser: argparse.ArgumentParser, exclude: str = "") -> None:
-    """Add `world_size`, `hostfile`, and `include` and `exclude`, which select some of its hosts.
+    """Add --world-size, --hostfile, and --include and --exclude, which select hosts of the hostfile.
 
-    `exclude` is a further meaning of --exclude, for the help text.
+    `exclude`: text to append to the help of --exclude, if the command gives that flag a further meaning.
     """
     help = "number of ranks; default with --hostfile: its number of slots"
     parser.add_argument("--world-size", type=whole_number, metavar="N", help=help)
@@ -54,13 +54,13 @@ def add_world(parser: argparse.ArgumentParser, exclude: str = "") -> None:
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Add `program`: a program may pass the model, so that the config has none."""
+    """Add --program: a user's program passes the model, so the config may have no model."""
     help = "accept configs without a model: a program passes it, with dslpar.initialize(model=...)"
     parser.add_argument("--program", action="store_true", help=help)
 
 
 def add_format(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add `format`; the first name is the default."""
+    """Add --format with these names; the first one is the default."""
     names = names or ("text", "json")
     parser.add_argument("--format", choices=names, default=names[0], help="output format; default: %(default)s")
 
@@ -76,7 +76,10 @@ def whole_number(text: str, least: int = 1) -> int:
 
 
 def is_override(operand: str) -> bool:
-    """Return whether an operand is `key=value` or `~key`. A path with a `=` after its first `/` is a path."""
+    """Return whether an operand is an override, `key=value` or `~key`, and not a path.
+
+    An operand whose first `=` comes after a `/` is a path.
+    """
     return operand.startswith("~") or "=" in operand.partition("/")[0]
 
 
@@ -86,7 +89,7 @@ def overrides(args: argparse.Namespace) -> list[str]:
 
 
 def config_paths(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
-    """Return the operands that are not overrides; exit with a usage error if there are none."""
+    """Return the paths among the operands; exit with a usage error if there are none."""
     paths = [operand for operand in args.operands if not is_override(operand)]
     if not paths:
         parser.error("no config file among the arguments")
@@ -94,7 +97,7 @@ def config_paths(args: argparse.Namespace, parser: argparse.ArgumentParser) -> l
 
 
 def load_configs(args: argparse.Namespace, parser: argparse.ArgumentParser, count: int = 1) -> list[Config]:
-    """Load each config with the overrides; exit with a usage error unless there are `count` of them."""
+    """Load each config among the operands with the overrides; exit with a usage error unless `count` are given."""
     paths = config_paths(args, parser)
     if len(paths) != count:
         wanted = "one config" if count == 1 else f"{count} configs"
@@ -118,7 +121,7 @@ def project_in(folder: str) -> Project | None:
 def load_cluster(args: argparse.Namespace, parser: argparse.ArgumentParser, sources: dict[str, str]) -> Cluster | None:
     """Read the hosts of --hostfile that --include or --exclude selects; None without --hostfile.
 
-    The hostfile's text and the values of those flags are added to `sources`, since findings may point into them.
+    The hostfile's text and the flag's value are added to `sources` (texts by path), since findings may point into them.
     """
     flags: tuple[Flag, ...] = ("--include", "--exclude")
     flag, text = next(((flag, value) for flag in flags if (value := getattr(args, flag[2:]))), (None, ""))
@@ -136,7 +139,7 @@ def load_cluster(args: argparse.Namespace, parser: argparse.ArgumentParser, sour
 
 
 def _read_cluster(name: str, parser: argparse.ArgumentParser, sources: dict[str, str]) -> Cluster:
-    """Read a hostfile, or the allocation that `name` stands for."""
+    """Read a hostfile, or the allocation of the scheduler that `name` names (see ALLOCATIONS)."""
     from dslpar.cluster import hostfile
 
     if name not in ALLOCATIONS:
@@ -159,7 +162,7 @@ def _read_cluster(name: str, parser: argparse.ArgumentParser, sources: dict[str,
 
 
 def default_world_size(args: argparse.Namespace, path: str) -> int | None:
-    """Return --world-size. Without it and without hosts, return the project's size for this config, if it has one."""
+    """Return --world-size. Without it and --hostfile, return the world size in the project's settings, if any."""
     size: int | None = args.world_size
     if size is None and args.hostfile is None:
         project = project_in(os.path.dirname(path))
@@ -173,9 +176,9 @@ def world_size(
     parser: argparse.ArgumentParser,
     load: Callable[[], Config],
 ) -> int | None:
-    """Return the number of ranks from --world-size or the hosts; exit with a usage error without either.
+    """Return the number of ranks, from --world-size or the hosts; exit with a usage error if both are missing.
 
-    If there is neither and the config that `load` returns cannot be read, print the reason and return None.
+    If both are missing and the config that `load` returns cannot be read, print why and return None instead.
     """
     size: int | None = args.world_size or (cluster.world_size if cluster else None)
     if not size:
@@ -189,7 +192,7 @@ def world_size(
 def print_if_unreadable(config: Config) -> bool:
     """Print why the config's file cannot be read, and return True; return False if it can be read.
 
-    A world size would not help with an unreadable file.
+    Commands call this before they report a missing world size, which is not the problem if the file is unreadable.
     """
     unreadable = [each for each in config.findings if each.code == "CFG009"]
     print_findings(unreadable, dict(config.sources))
@@ -213,7 +216,7 @@ def print_json(value: object) -> None:
 def resolve_or_print(
     config: Config, world_size: int, cluster: Cluster | None, sources: dict[str, str], by_program: bool = False
 ) -> Job | None:
-    """Lint a config and print its findings to stderr; return the job, or None if one of them is an error."""
+    """Lint a config and print its findings to stderr; return the job, or None if a finding is an error."""
     checked = check.check(config, world_size, cluster, by_program=by_program)
     print_findings(checked.findings, sources | dict(config.sources))
     return None if checked.has_errors else checked.job

@@ -1,7 +1,7 @@
 """`dslpar checkpoint list | show | verify | reshard | export`: use checkpoints without the ranks that wrote them.
 
-These need one process, and no GPU or cluster; list and show need no torch either. Output is written under a temporary
-name until all of it is on disk, and nothing is ever overwritten.
+These actions need one process, and no GPU or cluster. `list` and `show` do not need torch either. Output has a
+temporary name until all of it is on disk, and nothing is ever overwritten.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SOURCE = "a checkpoint, or a run's output_dir for its newest checkpoint"
 
 
 def _source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
-    """Read the manifest of a checkpoint, or of a run's newest one.
+    """Read the manifest of a checkpoint, or of a run's newest checkpoint.
 
     Raises:
         DslparError: the manifest is corrupted, or of another format.
@@ -47,10 +47,13 @@ def _source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
 
 
 def _trusted_source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
-    """Return a checkpoint to write something from. A suspect one is accepted, with a note, only if it is named.
+    """Return a checkpoint whose contents will be written elsewhere.
+
+    A suspect checkpoint (CKP232: its numbers may be wrong) is accepted only if `path` is the checkpoint itself, and a
+    note is printed.
 
     Raises:
-        DslparError: as in `_source`; or a run's newest checkpoint is suspect.
+        DslparError: an error of `_source`; or `path` is a run, and its newest checkpoint is suspect.
     """
     stored, found = _source(path, parser), _folders(Path(path), parser)
     if note := folder.note_of_suspect(stored, was_named=found == [Path(path)], others=found):
@@ -72,7 +75,7 @@ def _other_format(stored: Checkpoint) -> str:
 
 
 def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
-    """Return the checkpoint itself, or all checkpoints from which the run could resume, oldest first."""
+    """Return `path` if it is a checkpoint; otherwise all checkpoints of the run at `path`, oldest first."""
     if not path.is_dir():
         parser.error(f"{path} is not a folder")
     try:
@@ -120,11 +123,11 @@ def _list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 Row = dict[str, str | int | None]
-"""Values of one checkpoint, by column."""
+"""Values of one checkpoint, by column of `dslpar checkpoint list`."""
 
 
 def _row(path: Path) -> Row:
-    """Return one checkpoint's row; without a readable manifest only its name and the reason."""
+    """Return a checkpoint's row of the table. If its manifest cannot be read, only the name and the state are known."""
     try:
         stored = folder.open_checkpoint(path)
     except folder.ManifestError as error:

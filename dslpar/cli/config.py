@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Print values, reasons or the reference."""
+    """Print all values, the reasons for some (--explain), or the reference of keys (--reference)."""
     what = "--reference" if args.reference is not None else "--explain" if args.explain else "values"
     if args.format not in _FORMATS[what]:
         parser.error(f"{what} has the formats {', '.join(_FORMATS[what])}, not {args.format}")
@@ -86,7 +86,7 @@ def _print_values(args: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         text = provenance_text.values_json(subject, values.values())
     else:
         text = provenance_text.listing(subject, values)
-    # Without a world size, each value that depends on it is shown as unknown.
+    # Leave out CFG112 (no world size was given): each value that depends on the world size is shown as unknown.
     findings = [finding for finding in subject.findings if finding.code != "CFG112"]
     arguments.print_findings(findings, sources | dict(subject.config.sources))
     sys.stdout.write(text)
@@ -112,7 +112,10 @@ def _explained(
 
 
 def _yaml(subject: Subject, values: Mapping[str, Value]) -> str:
-    """Return a run's config.yaml with the defaults; if no job can be resolved, only the written values and defaults."""
+    """Return the config.yaml that a run would save, with the defaults added.
+
+    If no job can be resolved, return only the written values and the defaults.
+    """
     from dslpar.language import yaml_io
     from dslpar.reporting import run_dir
     from dslpar.schema.sections_reader import SECTIONS

@@ -1,7 +1,7 @@
 """`dslpar data tokenize | train-tokenizer | show | verify`: make token files from text, and check them.
 
-A config uses them with `data = dict(type='tokens')`. The commands run on one host, without torch or a GPU. Output gets
-its final name when all of it is on disk, and nothing is ever overwritten.
+A config reads token files with `data = dict(type='tokens', path=...)`. The actions run on one host, without torch or a
+GPU. Output gets its final name when all of it is on disk, and nothing is ever overwritten.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Bar:
         self._bar.close()
 
     def show(self, done: int, total: int) -> None:
-        """Show the number of processed bytes, of `total`."""
+        """Show that `done` of `total` bytes are processed."""
         self._bar.total = total
         self._bar.update(done - self._bar.n)
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Print the differences."""
+    """Print the differences; return 1 if the configs run differently, and 2 if one has errors."""
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
     configs = arguments.load_configs(args, parser, 2)

@@ -1,4 +1,4 @@
-"""`dslpar explain [CODE ...]`: print the pages of rules, by code, name or family; without a code list all rules."""
+"""`dslpar explain [CODE ...]`: print the pages of rules, by code, name or family. Without a code, list all rules."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def headline(page: Page) -> str:
 
 
 def _matching(query: str, parser: argparse.ArgumentParser) -> list[Page]:
-    """Return the pages whose name is `query` or whose code begins with it, as `lint --select` does."""
+    """Return the pages whose name is `query`, or whose code begins with `query`; exit with a usage error if none does.
+
+    `lint --select` takes the same names and codes.
+    """
     pages = all_pages()
     found = [page for page in pages if page.name == query.lower() or page.code.startswith(query.upper() or "-")]
     if not found:

@@ -1,7 +1,7 @@
 """`dslpar import FILE`: convert another framework's config to dslpar, and report on every key.
 
 The config goes to stdout and the report to stderr. With `-o` the config goes to OUT and the report to stdout. Exit
-status: 0 everything is converted, 1 something needs the author, 2 wrong usage.
+status: 0 everything is converted, 1 the author must change something by hand, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EPILOG = """\
 The converted config goes to stdout and the report to stderr; with -o, the config to OUT and the
 report to stdout.
 
-exit status: 0 everything is converted, 1 something needs you (the report says what), 2 wrong usage"""
+exit status: 0 everything is converted, 1 you must change something (see the report), 2 wrong usage"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Write the config and the report; return 1 if something needs the author."""
+    """Write the config and the report; return 1 if the author must change something, or lint finds errors."""
     if args.out and os.path.lexists(args.out) and not args.force:
         parser.error(f"{args.out} exists: choose another name, or --force")
     source, model = _source(args, parser), _model(args, parser)
@@ -86,9 +86,9 @@ def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source
         arguments.print_findings(refused(source), {args.file: text})
         parser.error(f"cannot read {args.file}")
     if source.name == OURS:
-        parser.error(f"{args.file} is already a dslpar config: there is nothing to import (else say so with --from)")
+        parser.error(f"{args.file} is already a dslpar config: there is nothing to import (if it is not, use --from)")
     if not source.name:
-        parser.error(f"cannot tell whose config {args.file} is: --from {', '.join(TABLES)}")
+        parser.error(f"cannot detect the framework of {args.file}: give --from {', '.join(TABLES)}")
     return source
 
 
@@ -107,12 +107,12 @@ def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping
 
 
 def _epoch(made: Import, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Epoch:
-    """Return an epoch's size: the samples of --num-samples, and the samples per step of the result."""
+    """Return the size of an epoch in samples (--num-samples), with the number of samples per step of the result."""
     cx = check.check(check.load_text(writer.file_of(made), "<imported>.py"), args.world_size).context
     try:
         size = cx.requested_batch.global_size or cx.batch.global_size
     except UnknownValueError:
-        parser.error("--num-samples: the number of samples a step is unknown; --world-size N may help")
+        parser.error("--num-samples: the number of samples per step is unknown; --world-size N may help")
     return Epoch(args.num_samples, size)
 
 

@@ -1,6 +1,7 @@
 """`dslpar init [CFG]`: write a config to start from, by flags or by a few questions on a terminal.
 
-Without a terminal it asks nothing, and flags that are missing have their defaults. With `--from` it is `dslpar import`.
+Without a terminal it asks nothing, and missing flags have their defaults. With `--from` it does the same as `dslpar
+import`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         try:
             _ask_all(args)
         except EOFError:
-            parser.error("no answer; flags say the same (dslpar init --help), and --yes asks nothing")
+            parser.error("no answer: give flags instead (dslpar init --help), or --yes to take the defaults")
     path = args.file or _DEFAULT_FILE
     if os.path.lexists(path) and not args.force:
         parser.error(f"{path} exists: choose another name, or --force")
@@ -112,12 +113,12 @@ def _write(path: str, starter: Starter, force: bool, parser: argparse.ArgumentPa
 
 
 def _ask_all(args: argparse.Namespace) -> None:
-    """Ask for missing flags, each until its answer is valid.
+    """Ask for the values of missing flags. A question is repeated until its answer is valid.
 
     Raises:
         EOFError: there are no more answers.
     """
-    print("An empty answer takes what stands in brackets.")
+    print("Press Enter to take the default in brackets.")
     args.model = args.model or _ask(f"Model ({', '.join(NAMES[:6])}, a class, a folder)", "gpt", _checked_model)
     model = find_model(args.model)
     kind = args.data or next(iter(model.data), "text")
@@ -126,7 +127,7 @@ def _ask_all(args: argparse.Namespace) -> None:
         default = "" if is_text else None
         shown = "Text files or folder (none: Python's own source)" if is_text else f"Folder of {kind}"
         args.data_path = _ask(shown, default, _checked_path) or None
-    args.gpus = args.gpus or _ask("Ranks (GPUs) of a node", _gpus_here(), arguments.whole_number)
+    args.gpus = args.gpus or _ask("Ranks (GPUs) per node", _gpus_here(), arguments.whole_number)
     args.nodes = args.nodes or _ask("Nodes", 1, arguments.whole_number)
     args.file = args.file or _ask("File to write", _DEFAULT_FILE, str)
 
@@ -159,12 +160,12 @@ def _checked_path(path: str) -> str:
 
 
 def _import(args: argparse.Namespace, path: str, parser: argparse.ArgumentParser) -> int:
-    """Run `dslpar import FILE --from FRAMEWORK -o CFG`. --model is for a source without a model."""
+    """Run `dslpar import FILE --from FRAMEWORK -o CFG`. --model gives the model if FILE has none."""
     framework, file = args.source
     if framework not in TABLES:
         parser.error(f"--from {framework}: the frameworks are {', '.join(TABLES)}")
     if args.data or args.data_path or args.tensor or args.pipeline:
-        parser.error(f"--from takes data and layout from {file}: change them in {path} then")
+        parser.error(f"--from takes the data and the layout from {file}: change them in {path} afterwards")
     words = [file, "--from", framework, "-o", path, *(["--force"] if args.force else [])]
     if args.gpus or args.nodes:
         words += ["--world-size", str((args.gpus or 1) * (args.nodes or 1))]
@@ -176,7 +177,7 @@ def _import(args: argparse.Namespace, path: str, parser: argparse.ArgumentParser
 
 @contextlib.contextmanager
 def _model_file(name: str | None, path: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Write a named model to a temporary config, and yield its path; yield "" without a name."""
+    """Write the model `name` to a temporary config, and yield the config's path; yield "" if `name` is None."""
     if name is None:
         yield ""
         return

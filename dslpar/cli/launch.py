@@ -1,7 +1,11 @@
 """`dslpar launch CFG`: check a config and its hosts, then print and run the launcher's command line.
 
 The default launcher is DeepSpeed's own, for GPUs and CPUs alike: it reads hostfiles, and is installed with the engine.
-If its program is missing, torchrun is used.
+If the program `deepspeed` is missing, torchrun is the default.
+
+The phases of `run`: check flags, lint the config and find the hosts; make the command lines once, to find errors that
+need no visit to the hosts; inspect the hosts; make the command lines again, with the port and the network interface
+that this has found; print and run them.
 """
 
 from __future__ import annotations
@@ -62,14 +66,14 @@ _PROVE_FLAGS = ("--small", "--certificate", "--format")
 
 
 class _Prepared(NamedTuple):
-    """A checked request with its job, its config, and the facts of this host."""
+    """A request to launch a job, with the job, its config, and the facts about this host."""
 
     job: Job
     config: Config
     request: Request
     facts: LocalFacts
     sources: dict[str, str]
-    """Texts that findings may point into."""
+    """Texts by path, such as the hostfile's, that findings may point into."""
 
     @property
     def by_scheduler(self) -> bool:
@@ -85,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     add = parser.add_argument
     add("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed, or torchrun if deepspeed is missing")
-    help = "port where ranks meet; default: a free one of the first host (--no-ssh: 29500, slurm: by the job id)"
+    help = "port where ranks connect; default: a free one of the first host (--no-ssh: 29500, slurm: by the job id)"
     add("--master-port", type=_port, metavar="P", help=help)
     add("--no-ssh", action="store_true", help="start only this host's ranks; run the command on every host")
     index = partial(arguments.whole_number, least=0)
@@ -118,7 +122,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return certificate.STATUS[certificate.REFUSED] if args.prove else 1
     try:
         _refuse_launched_twice(args)
-        commands.prepare(prepared.request, prepared.facts)  # first, find errors that are known without visiting hosts
+        commands.prepare(prepared.request, prepared.facts)  # to find errors before any host is visited
         prepared = _check_hosts(args, prepared)
         launch = commands.prepare(prepared.request, prepared.facts)
         if args.no_ssh and args.node_rank is None and launch.remote and not (args.print or args.check):
@@ -132,16 +136,16 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _refuse_flags_of_another_program(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Exit with a usage error if a flag belongs to the program that is not started."""
+    """Exit with a usage error if a flag of training is given with --prove, or a flag of `prove` without it."""
     if args.prove and args.training_flags:
-        parser.error(f"{args.training_flags[0]} is of training, which --prove does not start")
+        parser.error(f"{args.training_flags[0]} is a flag of training, and --prove starts no training")
     for flag in _PROVE_FLAGS:
         if getattr(args, flag[2:]) and not args.prove:
             parser.error(f"{flag} goes with --prove")
 
 
 def _refuse_launched_twice(args: argparse.Namespace) -> None:
-    """Raise DslparError under `srun` or `mpirun`: each of their processes would start the whole job."""
+    """Raise DslparError if `srun` or `mpirun` has started several of this process: each would start the whole job."""
     launcher = launched_by(os.environ)
     if launcher and not (args.no_ssh or args.print or args.check):
         message = f"{launcher} started this as one of several processes, each of which would start the whole job"
@@ -151,7 +155,7 @@ def _refuse_launched_twice(args: argparse.Namespace) -> None:
 
 
 def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Prepared | None:
-    """Read the command line, the hosts and the config, and print findings. Return None if one is an error."""
+    """Read the command line, the hosts and the config, and print findings. Return None if a finding is an error."""
     sources: dict[str, str] = {}
     scheduler = LAUNCHERS[args.launcher].scheduler if args.launcher else ""
     if args.hostfile is None and scheduler and nodelist.is_inside(scheduler, os.environ):
@@ -194,7 +198,10 @@ def _program(args: argparse.Namespace, config: Config) -> tuple[str, tuple[str, 
 
 
 def _idle_accelerators(cluster: Cluster | None, facts: LocalFacts) -> Iterator[Finding]:
-    """Warn of an allocation with fewer ranks than accelerators: schedulers default to one task per host."""
+    """Warn if the scheduler's allocation has fewer ranks than accelerators on this host.
+
+    Schedulers give a host one task by default.
+    """
     for host in cluster.hosts if cluster and not cluster.from_file else ():
         if host.name in facts.local_hosts and host.devices is None and host.slots < facts.accelerators:
             message = f"{host.slots} ranks on {host.name}, which has {facts.accelerators} accelerators"
@@ -215,10 +222,12 @@ def _unused_allocation(args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _check_hosts(args: argparse.Namespace, prepared: _Prepared) -> _Prepared:
-    """Visit the hosts if needed, print the findings (with --check also a table), and add what was learnt.
+    """Inspect the hosts if needed, and print the findings, with --check also a table.
+
+    Return the request with the port, the number of cores and the network interface that the inspection has found.
 
     Raises:
-        DslparError: the job would not run there.
+        DslparError: the job would not run on these hosts.
     """
     cluster, facts = prepared.request.cluster, prepared.facts
     remote = cluster is not None and any(host.name not in facts.local_hosts for host in cluster.hosts)
@@ -249,12 +258,13 @@ def _check_hosts(args: argparse.Namespace, prepared: _Prepared) -> _Prepared:
 
 
 def _check_own_port(args: argparse.Namespace, prepared: _Prepared) -> None:
-    """Check the port at which rank 0 will listen, if rank 0 runs on this host and the port is fixed.
+    """Check that the port at which rank 0 will listen is free, if rank 0 runs on this host and the port is fixed.
 
-    Without ssh the hosts cannot agree on a free port, so the default port is fixed as well.
+    The port is fixed by --master-port. With --no-ssh the default port is fixed as well, because the hosts cannot agree
+    on a free one.
 
     Raises:
-        DslparError: another process listens there.
+        DslparError: another process listens at this port.
     """
     request, facts = prepared.request, prepared.facts
     port = request.port or (DEFAULT_PORT if request.no_ssh else 0)
@@ -267,9 +277,10 @@ def _check_own_port(args: argparse.Namespace, prepared: _Prepared) -> None:
 
 
 def _own_interface(args: argparse.Namespace, cluster: Cluster | None, facts: LocalFacts) -> str:
-    """Return this host's interface to the others, if only this host's ranks are started; otherwise empty.
+    """Return this host's network interface towards the other hosts, if --node-rank starts only this host's ranks.
 
-    Other hosts may have other interface names, and were not asked. Their ranks find theirs themselves (bootstrap).
+    Otherwise return an empty string: interface names may differ between hosts, and the other hosts were not inspected.
+    Ranks then find their host's interface themselves (dslpar/distributed/bootstrap.py).
     """
     others = [host.address for host in cluster.hosts if host.name not in facts.local_hosts] if cluster else []
     with contextlib.suppress(OSError):
@@ -278,7 +289,7 @@ def _own_interface(args: argparse.Namespace, cluster: Cluster | None, facts: Loc
 
 
 def _with_interface(prepared: _Prepared, interface: str) -> _Prepared:
-    """Make ranks use a network interface, unless the environment names one already."""
+    """Make ranks use a network interface, unless the forwarded environment already names one."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     variables = {name: interface for name in names if interface and name not in prepared.facts.forwarded}
     request = prepared.request
@@ -286,7 +297,10 @@ def _with_interface(prepared: _Prepared, interface: str) -> _Prepared:
 
 
 def _print_commands(launch: Launch, *, to_stdout: bool) -> None:
-    """Print the command lines as a shell script that runs them concurrently; with --no-ssh, each below its host."""
+    """Print the command lines as a shell script that runs them concurrently.
+
+    With --no-ssh, each line is meant for another host, and is printed below the host's name.
+    """
     out = sys.stdout if to_stdout else sys.stderr
     together = len(launch.commands) > 1 and not launch.request.no_ssh
     for command in launch.commands:

@@ -1,6 +1,7 @@
 """`dslpar lint CFG...`: report all findings about configs before anything starts.
 
-Modules that only one format or flag needs (GitHub's commands, SARIF, folders, fixes) are imported on demand.
+Modules that only one format or flag needs (GitHub annotations, SARIF, folders, fixes) are imported when needed, so that
+lint starts fast.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from dslpar.linter.selection import Selection
 
 STDIN = "stdin.py"
-"""The name of a config from stdin without --stdin-filename. The suffix distinguishes Python and YAML."""
+"""The file name of a config from stdin if --stdin-filename is missing. The suffix means that the text is Python."""
 
 EPILOG = """\
 A folder means all configs below it: the *.py, *.yaml and *.yml files that define `model` or
@@ -95,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Print the findings; return 1 if there are errors."""
+    """Print the findings; return 1 if there are errors. The epilog above describes all exit statuses."""
     sources: dict[str, str] = {}
     settings = _Settings(args, parser)
     cluster = arguments.load_cluster(args, parser, sources)
@@ -136,14 +137,17 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 class _Settings:
-    """Settings from the flags and the configs' projects. Each folder's project is looked up once."""
+    """Settings from the flags, and from the `[tool.dslpar]` tables that apply to configs (a config's project).
+
+    Each folder's project is looked up once.
+    """
 
     def __init__(self, args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         self.args, self.parser = args, parser
         self.projects: dict[str, Project | None] = {}
         self.selections: dict[str, Selection] = {}
         self.patterns: tuple[str, ...] = ()
-        """Patterns of --exclude, which selects files if there are no hosts."""
+        """Patterns of --exclude. Without --hostfile, the flag excludes files instead of hosts."""
         if args.hostfile is None and args.exclude is not None:
             self.patterns, args.exclude = tuple(filter(None, map(str.strip, args.exclude.split(",")))), None
         self.project_of("./")  # this folder's `trusted` applies: if it is invalid, nothing is linted
@@ -156,7 +160,7 @@ class _Settings:
         return self.projects[folder]
 
     def excludes(self, path: str) -> bool:
-        """Return whether a file or folder is left out."""
+        """Return whether a file or folder is excluded, by --exclude or by its project."""
         if self.patterns:
             return matches(path, self.patterns)
         project = self.project_of(path)
@@ -199,7 +203,7 @@ def _listing(args: argparse.Namespace, parser: argparse.ArgumentParser, configs:
     from dslpar.cli import lint_targets
 
     report, refused = lint_targets.listing(configs, args.format)
-    # It is unknown what a part that could not be evaluated would call.
+    # Parts that could not be evaluated may call anything, so errors are printed and count.
     unread = [item for config in configs for item in config.findings if item.severity == "error"]
     arguments.print_findings(unread, {path: text for config in configs for path, text in config.sources.items()})
     _write(report, args, parser, sys.stdout)
@@ -244,7 +248,7 @@ def _report(
 
 
 def _read_stdin(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Return the text on stdin, if `-` is among the operands, under the real path of its file name."""
+    """Return the text on stdin by the real path of its file name; empty if `-` is not among the operands."""
     if "-" not in args.operands:
         if args.stdin_filename:
             parser.error("--stdin-filename goes with `-`")
@@ -267,7 +271,10 @@ def _load_configs(
     texts: Mapping[str, str],
     settings: _Settings,
 ) -> tuple[list[Config], str]:
-    """Load the configs that are named or below named folders. Return them, and a line that counts the files."""
+    """Load the configs that are named, or that are below named folders; return them, and a line that counts the files.
+
+    `texts`: the text on stdin, by real path. The line is empty if only files are named.
+    """
     overrides = arguments.overrides(args)
     if not (args.configs_only or any(os.path.isdir(path) for path in paths)):
         return [check.load(path, overrides, texts, args.trust) for path in paths], ""

@@ -1,4 +1,4 @@
-"""`dslpar lint --fix` and `--diff`: find the files that may change, and repair each or show its diff."""
+"""`dslpar lint --fix` and `--diff`: find the files that may be changed, and fix each one or print its diff."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Linted = tuple[Config, list[Finding]]
 
 
 class Fixer:
-    """One run of --fix or --diff over the configs that were linted."""
+    """One run of --fix or --diff over all configs that were linted."""
 
     def __init__(
         self,
@@ -25,15 +25,22 @@ class Fixer:
         stdin: Mapping[str, str],
         trusted: Sequence[str] = (),
     ) -> None:
-        """`stdin`: the text of the config on standard input under its real path; empty if there is none."""
+        """Keep the functions and texts that the fixes need.
+
+        `findings_of`: lints a config. `overrides` and `trusted`: as for loading. `stdin`: the text of the config on
+        standard input, by its real path; empty if there is none.
+        """
         self.findings_of, self.overrides, self.stdin, self.trusted = findings_of, overrides, stdin, trusted
         self.texts = dict(stdin)
-        """Texts that replace files, by real path: the text on stdin, and the texts of fixed files."""
+        """Texts that are linted in place of files, by real path: the text on stdin, and the texts of fixed files."""
 
     def run(self, batch: Sequence[Linted], roots: Sequence[str], *, write: bool) -> tuple[list[Linted], bool]:
-        """Fix the files below `roots`, or print a diff; return the findings after it, and whether anything changed."""
+        """Fix the files below `roots`, or print a diff if not `write`.
+
+        Return the configs with their findings after the fixes, and whether anything changed.
+        """
         repairs = []
-        # One by one: a later file is linted with the earlier files' repairs, since it may import those files.
+        # Repair one file after the other. A file may import files that are already fixed, so it is linted with those.
         for path, data in self._fixable_files(batch, roots).items():
             repair = self._repair(path, data, batch)
             if repair.after != repair.before and (not write or self._written(repair, data)):
@@ -43,7 +50,8 @@ class Fixer:
                 sys.stderr.write(visible(f"{finding.location}: {finding.code} is not fixed: {why}") + "\n")
         if not write:
             text = "".join(fixes.diff(repairs))
-            # A terminal or a CI log might obey commands in the text. `patch` needs it unchanged.
+            # A terminal or a CI log could interpret control characters in the text, so they are escaped there. `patch`
+            # needs the text unchanged.
             for_people = sys.stdout.isatty() or os.environ.get("CI")
             _print_bytes(visible_lines(text) if for_people else text)
         elif self.stdin:
@@ -57,20 +65,20 @@ class Fixer:
         return check.load(path, self.overrides, texts, self.trusted)
 
     def _repair(self, path: str, data: bytes, batch: Sequence[Linted]) -> fixes.Repair:
-        """Repair one file, judged by every config that reads it."""
+        """Repair one file. Its changes are judged by the findings of every config that reads it."""
         real = os.path.realpath(path)
         readers = [config.path for config, _ in batch if real in map(os.path.realpath, config.sources)]
 
         def relint(texts: Mapping[str, str]) -> list[Finding]:
             found = (item for each in readers for item in self.findings_of(self._load(each, texts)))
-            return list(dict.fromkeys(found))  # several configs have the findings of a file that they all import
+            return list(dict.fromkeys(found))  # without repetitions: several configs may import the same file
 
         return fixes.repair(path, fixes.decode(data), relint, self.texts)
 
     def _fixable_files(self, batch: Sequence[Linted], roots: Sequence[str]) -> dict[str, bytes]:
-        """Return the bytes of fixable files that are named or below a named folder."""
+        """Return the bytes, by path, of files with fixable findings that are named or below a named folder."""
         locations = [item.fix.location.path for _, findings in batch for item in findings if item.fix is not None]
-        # Configs may import one file by several paths. It is shown under the first one.
+        # Configs may import one file by several paths. The first of these paths names it.
         paths = {os.path.realpath(path): path for path in reversed(locations)}
         real_roots = [os.path.realpath(root) for root in roots]
         files = {}
@@ -83,7 +91,7 @@ class Fixer:
         return files
 
     def _written(self, repair: fixes.Repair, data: bytes) -> bool:
-        """Write the changed text to its file, unless it came from stdin; return whether that worked."""
+        """Write the changed text to its file, unless it came from stdin; return False if writing failed."""
         if not self.stdin:
             try:
                 fixes.write(repair.path, data, repair.after)

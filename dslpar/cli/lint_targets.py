@@ -1,4 +1,4 @@
-"""`dslpar lint --targets`: list every class and function that a run of a config would import or call."""
+"""`dslpar lint --targets`: list every class and function that a run of a config would import or call (its targets)."""
 
 from __future__ import annotations
 

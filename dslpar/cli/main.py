@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] not in COMMANDS:
         return _no_command(argv)
-    # Without this, argparse asks gettext for translations. There are none, but the search imports `locale` and looks
-    # through folders, which takes 4 % of a start.
+    # Without this line, argparse asks gettext for translations. dslpar has none, but gettext imports `locale` and
+    # searches folders, which takes 4 % of a start.
     setattr(argparse, "_", str)  # noqa: B010  (typeshed does not know the name)
     name, *argv = argv
     command = importlib.import_module(f"dslpar.cli.{_KEYWORDS.get(name, name)}")
@@ -61,13 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _no_command(argv, f"dslpar {name}", helps, description)
         command = actions[argv[0]]
         name, description = f"{name} {argv.pop(0)}", command.help
-    if not gc.isenabled():  # `run` has disabled it for the imports, which end here
+    if not gc.isenabled():  # `run` has disabled the garbage collector for the imports, which end here
         gc.freeze()
         gc.enable()
     parser = ArgumentParser(prog=f"dslpar {name}", description=description, formatter_class=_formatter)
     command.add_arguments(parser)
-    # parse_intermixed_args formats the usage before it parses, which takes 5 % of a start. It is needed only for
-    # operands on both sides of a flag, and for mistakes.
+    # parse_intermixed_args also formats the usage, which takes 5 % of a start. It is needed only if operands stand on
+    # both sides of a flag, and for mistakes.
     args, rest = parser.parse_known_args(argv)
     if rest:
         args = parser.parse_intermixed_args(argv)
@@ -114,7 +114,7 @@ def run() -> NoReturn:
     """Run the command and exit: the entry point of `dslpar` and of `python -m dslpar.cli`."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show must not crash us
-    gc.disable()  # until imports are done: they leave no garbage, and the collector takes 5 % of a start
+    gc.disable()  # until imports are done: imports leave no garbage, and the collector takes 5 % of a start
     try:
         status = main()
         sys.stdout.flush()

@@ -1,4 +1,7 @@
-"""`dslpar plan --apply N`: write a suggestion into the config's file, in place of its values or at the end."""
+"""`dslpar plan --apply N`: write a suggestion's overrides into the config's file.
+
+A value that the file has as a literal is replaced. Other values are added at the end of the file.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ from dslpar.planner.planning import Plan, Question, Suggestion, job_of
 
 
 def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:
-    """Write a suggestion's overrides, and the command line's overrides that it builds on; return the exit status.
+    """Write the command line's overrides and the suggestion's overrides into the file; return the exit status.
 
-    The changed text is linted first. If it does not make the layout that was forecast, nothing is written.
+    The changed text is linted first. If it does not give the layout that was forecast, nothing is written.
     """
     given = [*question.words, *suggestion.overrides]
     words = list({word.partition("=")[0]: word for word in given}.values())  # the last of each key
     path = question.path
     if not words:
-        print(visible(f"{path} is that layout already: nothing is changed"))
+        print(visible(f"{path} already has this layout: nothing is changed"))
         return 0
     if path.endswith(YAML_ENDINGS) or any(word.startswith("~") for word in words):
         sys.stderr.write(visible(f"{path} is not changed: set {shlex.join(words)} in it") + "\n")
@@ -38,12 +41,19 @@ def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:
     for text in _texts(config, fixes.decode(data), words):
         if _makes(question, plan, suggestion, text):
             return _written(path, data, text, words)
-    sys.stderr.write(visible(f"{path} is not changed, since it computes these values: set {' '.join(words)}") + "\n")
+    sys.stderr.write(
+        visible(f"{path} is not changed, because it computes these values: set {' '.join(words)} in it") + "\n"
+    )
     return 1
 
 
 def _texts(config: Config, text: str, words: Sequence[str]) -> Iterator[str]:
-    """Yield candidates for the file's new text: values changed in place and the rest at the end, or all at the end."""
+    """Yield candidates for the file's new text, the preferred one first.
+
+    1. Values that are literals are changed in place, and the other overrides are added at the end.
+    2. All overrides are added at the end.
+    3. All are added at the end, as new sections. This suits a file whose sections come from a base config.
+    """
     in_place = [(word, fix) for word in words if (fix := _in_place(config, text, word)) is not None]
     changed = [word for word, _ in in_place]
     yield _with_lines(config, fixes.apply(text, [fix for _, fix in in_place]), [w for w in words if w not in changed])
@@ -52,7 +62,7 @@ def _texts(config: Config, text: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def _in_place(config: Config, text: str, word: str) -> Fix | None:
-    """Return the change of a value that the file has as a literal; None if it has none."""
+    """Return the change in the text that sets an override in place; None if the file does not have this value."""
     key, _, value = word.partition("=")
     node = config.root
     for part in key.split("."):
@@ -74,7 +84,7 @@ def _excerpt(text: str, location: Location) -> str:
 
 
 def _with_lines(config: Config, text: str, words: Sequence[str]) -> str:
-    """Return the text with one line per override at its end."""
+    """Return the text with one line per override added at its end."""
     if not words:
         return text
     names = {str(name) for name in config.root.value}
@@ -97,7 +107,7 @@ def _with_lines(config: Config, text: str, words: Sequence[str]) -> str:
 
 
 def _python(value: str) -> str:
-    """Return an override's value as Python: a literal or dict(...) of literals unchanged, anything else as a string."""
+    """Return an override's value as Python source. Literals, and dict(...) of literals, stay; all else is a string."""
     with contextlib.suppress(ValueError, SyntaxError):
         call = ast.parse(value, mode="eval").body
         literals = [each.value for each in call.keywords] if _is_dict(call) else [value]
@@ -112,12 +122,12 @@ def _is_dict(node: ast.expr) -> TypeGuard[ast.Call]:
 
 
 def _makes(question: Question, plan: Plan, suggestion: Suggestion, text: str) -> bool:
-    """Return whether a text makes the suggested layout."""
+    """Return whether the file would give the suggested layout, and the values of the overrides, with this text."""
     texts = {os.path.realpath(question.path): text}
     config = check.load(question.path, texts=texts, trusted=question.trusted)
     overridden = check.load(question.path, [*question.words, *suggestion.overrides], trusted=question.trusted)
     if config.root.plain() != overridden.root.plain():
-        return False  # another value is computed from the changed one
+        return False  # the file computes another value from a changed one
     world_size = plan.job.mesh.world_size
     job = job_of(check.check(config, world_size, by_program=question.by_program, forecasts=False))
     if job is None:

@@ -1,4 +1,4 @@
-"""`dslpar plan --calibrate RUN...`: fit the time forecast to your own runs."""
+"""`dslpar plan --calibrate RUN...`: fit the constants of the time forecast to measured runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dslpar.planner.measured_runs import Measured, NoMeasurementError, read_meas
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Read the runs, fit constants, and write them with the remaining errors."""
+    """Read the runs, fit the constants, and write them to a file, with the error that remains."""
     folders = [operand for operand in args.operands if not arguments.is_override(operand)]
     measured = []
     for folder in folders:
@@ -52,7 +52,9 @@ def _report(measured: list[Measured], found: Calibration, error: Error, path: Pa
     ]
     half, most = f"{100 * error.half:.1f} % in half", f"{100 * error.nine_of_ten:.1f} % in nine of ten"
     whose = (
-        "each run by constants of the others" if len(measured) >= FEWEST_HELD_OUT else "too few runs to hold any out"
+        "each run with constants fitted to the others"
+        if len(measured) >= FEWEST_HELD_OUT
+        else "too few runs to hold any out"
     )
     lines += ["", f"error, {whose}: {half}, {most}"]
     in_config = f"cluster=dict(calibration={str(path.absolute())!r})"

@@ -34,7 +34,7 @@ def run(job: Job, rank: int | None, format: str, parser: argparse.ArgumentParser
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Disable the garbage collector: with all of torch's imports it takes a sixth of this short process's time."""
+    """Disable the garbage collector. With torch's many objects it would take a sixth of this short process's time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -15,9 +15,10 @@ from dslpar.layout.resolve import Job
 
 
 def traced(job: Job, parser: argparse.ArgumentParser) -> tuple[Job, CostsOf] | None:
-    """Return the job, with its stages, and its model's costs. If the model cannot be built, print why and return None.
+    """Return the job, with its layers partitioned into stages, and a function that returns the costs of its model.
 
-    Exits with a usage error if the model cannot be run without memory.
+    If the model cannot be built, print why and return None. Exit with a usage error if the model cannot be run without
+    memory.
     """
     trace = import_with_torch("dslpar.dry_run.trace")
     try:

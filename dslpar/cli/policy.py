@@ -1,4 +1,7 @@
-"""`dslpar policy show | check CLASS`: show a transformers model's policy, and check that its layouts are exact."""
+"""`dslpar policy show | check CLASS`: show or check a transformers class's policy, the data by which it is sharded.
+
+The check compares the results of every tensor mode with those of plain transformers.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
-    """Return the class, its config in miniature, and the requested policy."""
+    """Return the class, its config shrunk to a miniature, and the requested policy."""
     if args.target.endswith(_CONFIGS):
         cls, config, policy = _written(args.target, parser)
     else:
@@ -94,7 +97,11 @@ def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
 
 
 def _written(path: str, parser: argparse.ArgumentParser) -> tuple[Any, Any, object]:
-    """Return the class, config and policy of a config's model. Raises DslparError if lint finds errors in them."""
+    """Return the class, the config and the policy of the model that the dslpar config at `path` has.
+
+    Raises:
+        DslparError: lint finds errors in the section `model`.
+    """
     sys.path.insert(0, os.getcwd())  # for the user's own modules, as for train.py
     config = check.load(path)
     checked = check.check(config)

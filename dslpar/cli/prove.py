@@ -135,7 +135,7 @@ def _print(args: argparse.Namespace, proof: Proof, made: certificate.Certificate
 
 
 def _prove_on_devices(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Prove on the ranks of the job that started this process; return the exit status."""
+    """Prove on the ranks of the job that this process is a rank of; return the exit status."""
     needless = ("ranks", "steps", "full", "resume_on", "verify", "world_size", "hostfile", "include", "exclude")
     for name in (each for each in needless if getattr(args, each)):
         parser.error(f"--{name.replace('_', '-')} does not go with --on-devices: the job that runs it is proved")
@@ -169,7 +169,10 @@ def _check_writable(path: Path, parser: argparse.ArgumentParser) -> None:
 
 
 def _job(config: Config, world_size: int, sources: dict[str, str]) -> Job | None:
-    """Lint the config and print its errors, without the check that the model fits a device."""
+    """Lint the config, without the rules that forecast whether it fits a device, and print its errors.
+
+    Return the job; None if there are errors.
+    """
     checked = check.check(config, world_size, forecasts=False)
     arguments.print_findings(
         [each for each in checked.findings if each.severity == "error"], sources | dict(config.sources)

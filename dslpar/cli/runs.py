@@ -1,6 +1,6 @@
-"""`dslpar runs [FOLDER]`: list the runs below a folder. `dslpar runs plot A B`: plot their curves.
+"""`dslpar runs [FOLDER]`: list the training runs below a folder. `dslpar runs plot A B`: plot their curves.
 
-Both work without torch. `list` reads the ends of files, `plot` all of metrics.jsonl.
+Both work without torch. The list reads only the ends of a run's files, and `plot` reads all of metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ dslpar runs outputs --sort loss               the lowest loss first
 dslpar runs plot outputs/a outputs/b          their curves
 
 states: running (its process holds the folder's lock), finished, stopped (on request), failed,
-unknown (its folder has no record to tell by). Only the ends of files are read. Unreadable files are
+unknown (its folder has no record of it). Only the ends of files are read. Unreadable files are
 listed below the table, and in `problems` with --format json.
 
 exit status: 0, 2 wrong usage"""
@@ -70,7 +70,10 @@ def _tell_unreadable(error: OSError) -> None:
 
 
 def _with_checkpoint(run: Run) -> Run:
-    """Add the newest checkpoint. Its step is the progress of a run without metrics, such as a program's."""
+    """Return the run with the name of its newest checkpoint.
+
+    A run without metrics, such as that of a user's program, also gets the checkpoint's step.
+    """
     try:
         found = checkpoint_folder.list_folders(run.path / run_dir.CHECKPOINTS)
     except OSError as error:
@@ -106,7 +109,7 @@ def _sorted(runs: Sequence[Run], by: str, reverse: bool) -> list[Run]:
 
 
 def _as_json(run: Run) -> dict[str, object]:
-    """Return the values of --format json; programs rely on their names."""
+    """Return the values of --format json. Programs rely on these names, so do not change them."""
     return {
         "name": run.name,
         "path": str(run.path),
@@ -213,7 +216,7 @@ def _plot(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     output, log = args.output and Path(args.output), _names(args.log)
     metrics = _names(args.metrics)
     if not metrics:
-        parser.error("--metrics names none")
+        parser.error("--metrics needs at least one name")
     if output and output.suffix not in (".svg", ".png"):
         parser.error(f"{output} is neither .svg nor .png")
     if output and output.suffix == ".png" and not importlib.util.find_spec("matplotlib"):

@@ -1,6 +1,6 @@
 """`dslpar show CFG --world-size N`: print sizes, rank groups, stages, schedule, memory and DeepSpeed's config.
 
-With --format html it writes a page.
+With --format html it prints a page, and with --output-dir it writes the page and its pictures to a folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Print the job, or the findings that prevent it."""
+    """Print the resolved job, or the lint errors because of which there is none; return the exit status."""
     if args.output_dir is not None and args.format != "html":
         parser.error("--output-dir goes with --format html")
     sources: dict[str, str] = {}

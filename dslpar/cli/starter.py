@@ -3,9 +3,9 @@
     starter = make_starter(Choices(model="llama", gpus=8, nodes=2), "mine.py")
     starter.text, starter.world_size
 
-The layout follows Megatron-LM's advice (arXiv 2104.04473) in its smallest form: tensor ranks within a node, pipeline
-stages over nodes, and data ranks for the rest. The linter decides which sizes divide: layouts are tried in order of
-preference, and the first one without errors and warnings is used.
+The layout follows Megatron-LM's advice (arXiv 2104.04473) with small sizes: tensor ranks within a node, pipeline stages
+over nodes, and data ranks for the rest. Layouts are tried in order of preference. The first one for which the linter
+finds neither errors nor warnings is used, since the linter knows which sizes divide.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEEDS_PATH = ("images", "tokens")
 
 
 class Choices(NamedTuple):
-    """The author's choices. For None the rules above decide."""
+    """The choices of the config's author. None means that the rules in the module's docstring decide."""
 
     model: str = "gpt"
     gpus: int = 1
@@ -43,7 +43,7 @@ class Choices(NamedTuple):
 
 
 class Starter(NamedTuple):
-    """A config with its findings."""
+    """A config for `world_size` ranks, with its findings."""
 
     text: str
     world_size: int
@@ -52,7 +52,7 @@ class Starter(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Sizes of the three axes."""
+    """Sizes of the three axes: pipeline stages, data ranks and tensor ranks."""
 
     pipe: int
     data: int
@@ -89,7 +89,7 @@ def make_starter(choices: Choices, path: str) -> Starter:
 
 
 def layouts(choices: Choices) -> Iterator[Layout]:
-    """Yield the layouts that divide the ranks, the preferred one first."""
+    """Yield the layouts whose sizes divide the number of ranks, the preferred one first."""
     gpus, nodes = choices.gpus, choices.nodes
     world = gpus * nodes
     tensors = (2, 1) if choices.tensor is None else (choices.tensor,)
@@ -102,6 +102,7 @@ def layouts(choices: Choices) -> Iterator[Layout]:
 
 
 def _weight(findings: Sequence[Finding]) -> tuple[int, int]:
+    """Return the number of errors and the number of findings, to compare starters that all have findings."""
     return sum(each.severity == "error" for each in findings), len(findings)
 
 
@@ -114,7 +115,7 @@ def _data_section(choices: Choices, model: Model, folder: str) -> dict[str, obje
     kind = choices.data or next(iter(model.data), None)
     if kind is None:
         name = str(model.section["type"]).rpartition(".")[2]
-        raise StarterError(f"{name} learns from data that a program brings (dslpar.initialize): choose another class")
+        raise StarterError(f"only a program can pass data for {name} (dslpar.initialize): choose another class")
     path = choices.data_path
     if path is not None and not os.path.isabs(path):
         path = os.path.relpath(path, folder)
@@ -147,7 +148,7 @@ _TRAINING = """\
 optimizer = dict(type='AdamW', lr=1e-3, weight_decay=0.01)
 lr_scheduler = dict(type='cosine', warmup_steps=10, min_lr=1e-4)"""
 _FINE_TUNING = """\
-optimizer = dict(type='AdamW', lr=2e-5, weight_decay=0.01)  # of weights that have learned something
+optimizer = dict(type='AdamW', lr=2e-5, weight_decay=0.01)  # a small lr: the weights are trained
 lr_scheduler = dict(type='cosine', warmup_steps=10, min_lr=2e-6)"""
 _TRAIN = """\
 # precision = 'bf16'  # on GPUs; it needs zero.stage=1 or more
@@ -165,7 +166,7 @@ def _text(choices: Choices, layout: Layout, model: Model, data: Mapping[str, obj
         "#",
         f"# {_ranks(layout)}",
         f"# A step is {global_size} samples = micro {MICRO_SIZE} * accumulation {accumulation} * data {replicas}.",
-        "# Every key there is: dslpar config --reference",
+        "# All keys: dslpar config --reference",
     ]
     if parallel := _parallel(layout):
         lines.append(f"parallel = {source_text(parallel)}  # the data size follows from the ranks")
@@ -184,7 +185,7 @@ def _ranks(layout: Layout) -> str:
     sizes = [f"pipeline {pipe}"] * (pipe > 1) + [f"data {replicas}"] + [f"tensor {tensor}"] * (tensor > 1)
     if len(sizes) == 1:
         return "1 rank." if world == 1 else f"{world} ranks, each with the whole model."
-    return f"{world} ranks = {' * '.join(sizes)}: tensor ranks within a node, stages over nodes, all else is data."
+    return f"{world} ranks = {' * '.join(sizes)}: tensor ranks within a node, stages over nodes, data for the rest."
 
 
 def _parallel(layout: Layout) -> dict[str, object]:

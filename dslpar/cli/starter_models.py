@@ -1,10 +1,10 @@
-"""Starter models: by a short name, a transformers class, or a folder that transformers saved. They need no torch.
+"""Starter models: find a config's section `model` by a short name, a transformers class, or a folder with weights.
 
     model = find_model("llama"); model.section, model.data
     find_model("Qwen3ForCausalLM"); find_model("/models/Llama-3.2-1B")
 
-Sizes are small, so that a first run takes seconds on a CPU, like Hugging Face's tiny-random-... models. Later only the
-numbers in the file change, not its form.
+This module needs no torch. Sizes are small, so that a first run takes seconds on a CPU, like Hugging Face's
+tiny-random-... models. For a larger model, change only the numbers in the file.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ _SIZES = {
     "patch": 4,
     "channels": 3,
 }
-"""Sizes by transformers_configs' names. A config uses those that it has."""
+"""Sizes by dslpar.schema.transformers_configs' names. A class gets those that its transformers config has."""
 _FIELDS: Mapping[str, object] = {
     "n_shared_experts": 1,
     "n_group": 1,
     "topk_group": 1,
     "first_k_dense_replace": 1,
-    "router_jitter_noise": 0.0,  # otherwise it is refused, since random numbers depend on the layout
+    "router_jitter_noise": 0.0,  # other values are refused, since random numbers would depend on the layout
 }
-"""Values by the config's own names. A config uses those that it has."""
+"""Values by the names in transformers' configs. A class gets those that its config has."""
 _LATENT = {
     "q_lora_rank": 48,
     "kv_lora_rank": 32,
@@ -100,7 +100,7 @@ _MORE: Mapping[str, Mapping[str, object]] = {
     "Gemma4ForCausalLM": {"hidden_size_per_layer_input": 0},  # a second token embedding is refused
 }
 _LONG = 1024
-"""The most tokens per sample of a first run, for models that accept longer ones."""
+"""The most tokens per sample in a first run, for models that accept longer samples."""
 NAMES = ("gpt", "llama", "resmlp", *_CLASSES)
 """The short names."""
 
@@ -110,18 +110,18 @@ class StarterError(ValueError):
 
 
 class Model(NamedTuple):
-    """The section `model`, and the data that the model learns from."""
+    """A config's section `model`, and the kind of data that the model learns from."""
 
     section: Mapping[str, object]
     data: Sequence[str]
-    """Types of the section `data`; empty: a program passes the data."""
+    """Possible types of the section `data`, the usual one first; empty: a user's program must pass the data."""
     tokenizer: str = ""
     """A folder with a tokenizer.json for text data."""
     seq_len: int | None = None
     """Tokens per sample; None: the longest that the model accepts."""
 
     def with_classes(self, count: int) -> Model:
-        """Return the model with another number of classes; unchanged if it has none, or if its folder defines them."""
+        """Return the model with `count` classes. A model without classes, or from a folder, stays unchanged."""
         section: dict[str, Any] = dict(self.section)
         if "num_classes" in section:
             section["num_classes"] = count
@@ -130,7 +130,7 @@ class Model(NamedTuple):
         return self._replace(section=section)
 
     def with_vocabulary(self, count: int) -> Model:
-        """Return the model with at least `count` tokens; unchanged if its folder defines their number."""
+        """Return the model with a vocabulary of at least `count` tokens. A model from a folder stays unchanged."""
         section: dict[str, Any] = dict(self.section)
         size = -(-count // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         if "vocab_size" in section:
@@ -141,7 +141,7 @@ class Model(NamedTuple):
 
 
 def find_model(name: str, beside: str = ".") -> Model:
-    """Return the model for a short name, a class, or a folder. Its paths are relative to the folder `beside`.
+    """Return the model for a short name, a class, or a folder. Paths in its section are relative to `beside`.
 
     Raises:
         StarterError: the model is unknown, has no proven policy, or its folder cannot be read.
@@ -156,7 +156,7 @@ def find_model(name: str, beside: str = ".") -> Model:
     known = table()["models"]
     if cls not in known:
         hint = did_you_mean(cls, (*NAMES, *known)) or f"choose one of {', '.join(NAMES)}"
-        raise StarterError(f"no model {name!r}: {hint}; or a class of transformers', or a folder with a {CONFIG_JSON}")
+        raise StarterError(f"no model {name!r}: {hint}; or a transformers class, or a folder with a {CONFIG_JSON}")
     _check_trained(cls)
     small = _small_config(cls)
     longest = TransformersConfig(cls, small, None).longest_sequence
@@ -164,9 +164,9 @@ def find_model(name: str, beside: str = ".") -> Model:
 
 
 def _check_trained(cls: str) -> None:
-    """Raise StarterError for a class that has no proven policy, which a run would refuse."""
+    """Raise StarterError for a class without a proven policy, since a run would refuse to train it."""
     if cls not in POLICIES and cls not in DERIVED:
-        raise StarterError(f"{cls} is not trained unasked: no policy of it is proven (docs/transformers.md has those)")
+        raise StarterError(f"{cls} has no proven policy: docs/transformers.md lists the classes that have one")
 
 
 def _small_config(cls: str) -> dict[str, object]:

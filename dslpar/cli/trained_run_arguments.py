@@ -20,7 +20,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def take_run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
-    """Set `args.path` to the one run among the operands; return the overrides."""
+    """Set `args.path` to the run among the operands; return the overrides. Exit with a usage error without one run."""
     paths = [operand for operand in args.operands if not arguments.is_override(operand)]
     if len(paths) != 1:
         parser.error(f"one run is needed, not {len(paths)}")

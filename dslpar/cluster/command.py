@@ -1,7 +1,7 @@
 """Command lines that start ranks, and the constants that launchers share.
 
-Guards start in milliseconds, and import this module through dslpar.cluster.launcher. So it imports only the standard
-library and dslpar.core.visible, which does the same.
+Guards (dslpar/watchdog) import this module through dslpar.cluster.launcher, and start in milliseconds. So this module
+imports only the standard library and dslpar.core.visible, which itself imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,22 +21,26 @@ MODULE = "dslpar.training"
 """The module that every rank runs, unless the request names another one."""
 LOCALHOST = "127.0.0.1"
 DEFAULT_PORT = 29500
-"""The port at which ranks meet if none is given and hosts cannot agree on one. It is every launcher's own default."""
+"""The port at which ranks connect to each other if no port is given and hosts cannot agree on one.
+
+It is also every launcher's own default.
+"""
 FILES = "DSLPAR_FILES"
-"""Placeholder in a command line for the folder of its files."""
+"""Placeholder in a command line for the folder with `Command.files`."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Command(NamedTuple):
-    """A launcher process to start, which starts ranks."""
+    """The command line of a launcher, which starts ranks."""
 
     environ: Mapping[str, str]
-    """Variables to add to this process's environment."""
+    """Variables to add to the launcher's environment."""
     argv: tuple[str, ...]
     host: str = ""
     """The host whose ranks it starts; empty: all hosts."""
     files: Mapping[str, str] = NOTHING
-    """Names and texts of files that it reads. `argv` and `environ` call their folder DSLPAR_FILES."""
+    """Names and texts of files that the launcher reads. In `argv` and `environ`, DSLPAR_FILES stands for their folder.
+    """
 
     def shell(self) -> str:
         """Return the command as a line to paste into a shell."""
@@ -57,7 +61,7 @@ class Command(NamedTuple):
 
 
 def _quote(word: str) -> str:
-    """Quote a word for a shell. A word with invisible characters becomes $'...' (bash, POSIX 2024), byte by byte."""
+    """Quote a word for a shell. A word with invisible characters becomes $'...' with escapes (bash, POSIX 2024)."""
     if visible(word) == word:
         return shlex.quote(word)
     plain = (chr(byte) if 32 <= byte < 127 and byte not in b"'\\#:" else f"\\x{byte:02x}" for byte in os.fsencode(word))

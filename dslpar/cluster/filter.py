@@ -30,7 +30,7 @@ _PART = re.compile(r"([^:@,\s]+)(?::(\d{1,9}(?:,\d{1,9})*))?", re.ASCII)
 
 
 def filter_hosts(cluster: Cluster, text: str, flag: Flag) -> Cluster:
-    """Return the selected part of a cluster; in case of errors the whole cluster, with `filter_errors`."""
+    """Return the cluster with only the selected hosts and slots; in case of errors all of it, with `filter_errors`."""
     errors: list[FilterError] = []
     named: dict[str, set[int]] = {}
     known = {host.name: host for host in cluster.hosts}
@@ -50,14 +50,14 @@ def filter_hosts(cluster: Cluster, text: str, flag: Flag) -> Cluster:
                 "syntax",
                 _location(flag, 0, len(text)),
                 message,
-                "choose less: one host, or a slot of one, must be left",
+                "select hosts so that at least one slot is left",
             )
         )
     return cluster._replace(filter_errors=tuple(errors)) if errors else cluster._replace(hosts=hosts, filtered=True)
 
 
 def as_deepspeed(hosts: Sequence[Host]) -> str:
-    """Return the hosts as DeepSpeed's `--include` names them."""
+    """Return the value of DeepSpeed's `--include` that selects these hosts and their accelerators."""
     return "@".join(
         host.name + (":" + ",".join(map(str, host.devices)) if host.devices is not None else "") for host in hosts
     )

@@ -1,8 +1,11 @@
 """Clusters: hosts and their slots, from a hostfile in any launcher's syntax, or from a scheduler's allocation.
 
-    node1 slots=4                  DeepSpeed; OpenMPI, which also reads `max_slots=M` node1:4
-    MPICH's Hydra node1                          one slot per line, as in PBS's node file (OpenMPI: one slot per core;
-    MPICH: one slot) gpu[07-12,31] slots=4          Slurm's node list; each node has that many slots
+A slot is a place for one rank. A line of a hostfile has one of these forms:
+
+    node1 slots=4                  syntax of DeepSpeed and OpenMPI; OpenMPI also reads `max_slots=M`
+    node1:4                        syntax of MPICH's Hydra
+    node1                          one slot per line, as in PBS's node file (OpenMPI: one slot per core; MPICH: one)
+    gpu[07-12,31] slots=4          Slurm's node list; each node has 4 slots
 
 Empty lines and comments (`#`) are allowed. The comment `# device: h100-80g` names the hosts' accelerator, for
 forecasts. The syntax that each launcher reads was tested with DeepSpeed 0.19, OpenMPI 5.0.11 and MPICH 5.0.2. dslpar
@@ -22,7 +25,7 @@ from typing import Literal, NamedTuple
 from dslpar.core.errors import Location
 
 Syntax = Literal["slots", "colon", "name", "list"]
-"""The syntax of a line. DeepSpeed reads "slots"."""
+"""The syntax of a line, in the order of the module's docstring. DeepSpeed reads only "slots"."""
 
 _SLOTS = re.compile(
     r"\s*([^\s=,#\[\]]+|\S*\[\S*)\s+slots=(\d{1,9})(?:\s+max[_-]slots=(\d{1,9}))?\s*(?:#.*)?$", re.ASCII
@@ -39,16 +42,16 @@ class Host(NamedTuple):
     name: str
     slots: int
     location: Location
-    """The place of its line."""
+    """The location of the host's line in the hostfile."""
     slots_location: Location
-    """The place of its number of slots."""
+    """The location of its number of slots, else of the line."""
     syntax: Syntax = "slots"
     devices: tuple[int, ...] | None = None
     """The accelerators that `--include` or `--exclude` selects; None: all."""
 
     @property
     def address(self) -> str:
-        """Its name in the network, without the user name for ssh."""
+        """The host's name in the network, without the user name for ssh (user@host)."""
         return self.name.rpartition("@")[2]
 
 
@@ -74,6 +77,7 @@ class Cluster(NamedTuple):
     """The hosts of a hostfile or an allocation, in order, and the invalid lines."""
 
     path: str
+    """The hostfile's path, or the variable or file with the allocation."""
     hosts: tuple[Host, ...]
     bad_lines: tuple[BadLine, ...]
     filter_errors: tuple[FilterError, ...] = ()
@@ -155,7 +159,10 @@ def _with_max_slots(host: Host, most: str | None, line: str) -> Iterator[Host | 
 
 
 def _merge_names(hosts: Sequence[Host]) -> Iterator[Host]:
-    """Merge repeated lines of a bare name, one slot per line. Other repetitions stay, for the linter."""
+    """Merge repeated lines with only a name into one host, with one slot per line.
+
+    Other repeated hosts are kept, so that the linter can report them.
+    """
     bare: dict[str, int] = {}
     for host in hosts:
         if host.syntax == "name":

@@ -1,9 +1,9 @@
-"""Launcher type: a launcher's interface to its ranks and their guards, and to `dslpar launch`, which starts it.
+"""Launcher type: the facts and functions that dslpar needs about one launcher, such as mpirun or torchrun.
 
-A rank uses it to read its place in the job (dslpar/distributed/bootstrap.py). A guard uses it to recognize launchers
-among the rank's ancestors (dslpar/watchdog). Guards start in milliseconds, so this module and those of
-dslpar/cluster/launchers import only the standard library and dslpar.cluster.command. Functions that make command lines
-import the rest when they are called.
+A rank reads its rank and world size from the launcher's variables (dslpar/distributed/bootstrap.py). A guard, the small
+process beside each rank, recognizes launchers among the rank's ancestors (dslpar/watchdog). `dslpar launch` makes the
+launcher's command lines. Guards start in milliseconds, so this module and those of dslpar/cluster/launchers import only
+the standard library and dslpar.cluster.command. Functions that make command lines import other modules when called.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class RankVariables(NamedTuple):
-    """Environment variables in which a launcher passes a rank its place."""
+    """Names of the environment variables in which a launcher passes a rank its place in the job."""
 
     rank: str
     world_size: str
     local_rank: str
     local_size: tuple[str, ...]
-    """Candidates, of which the first that is set counts. Slurm's has a list with one number per host."""
+    """Variables for the number of ranks on the host; the first that is set counts. Slurm's value lists all hosts."""
     job: tuple[str, ...] = ()
-    """Variables that identify a job on its host. They determine the port if the launcher names none."""
+    """Variables that identify a job on its host. If the launcher gives no port, they determine the port."""
 
     def are_set(self, environ: Mapping[str, str]) -> bool:
         """Return whether rank, world size and local rank are all set."""
@@ -38,46 +38,48 @@ TORCH_VARIABLES = RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_SIZE
 
 
 class Launcher(NamedTuple):
-    """One launcher. Its functions are pure, except that they read files which the launcher itself would read."""
+    """One launcher. Its functions are pure, except that they read the files that the launcher itself would read."""
 
     title: str
-    """Its name in messages."""
+    """The launcher's name in messages."""
     variables: RankVariables
     program: str
     """The program that must be installed on this host."""
     install: str
     """Installation advice for messages."""
     commands: Callable[[Context], Iterator[Command]]
-    """Makes its command lines; most launchers need one."""
+    """Makes the launcher's command lines; most launchers need one for all hosts."""
     commands_without_ssh: Callable[[Context], Iterator[Command]] | None = None
     """Makes one command line per host, to run on that host; None: the launcher starts all hosts from one of them."""
     findings: Callable[[Context], Iterator[Finding]] = lambda context: iter(())
-    """Finds parts of a request that it would misread, or carry out differently."""
+    """Finds parts of a request that the launcher would misread, or carry out differently."""
     processes: tuple[str, ...] = ()
-    """Names of its processes above a rank: a program's file name, or a module's name after `python -m`."""
+    """Names of the launcher's processes above a rank: a program's file name, or a module's name after `python -m`."""
     ends_with_job: Mapping[str, str] = NOTHING
-    """Processes that serve only one job, so that a guard may end them.
+    """Names of the launcher's processes that serve only one job, so that a guard may end them.
 
-    The value is the prefix that one of the arguments must have for that; "" means any arguments.
+    The value is a prefix: a process with this name serves one job if one of its arguments has the prefix; "": always.
     """
     remote_programs: tuple[str, ...] = ()
-    """Programs that must be installed on this host to reach others."""
+    """Programs that must be installed on this host to reach other hosts."""
     of_this_python: bool = False
-    """Whether it starts ranks with the Python that it is installed in. Then the one beside this Python is used."""
+    """Whether the launcher starts ranks with the Python that it is installed in. Then `dslpar launch` uses the launcher
+    beside its own Python.
+    """
     mpirun_version: tuple[str, ...] = ()
-    """Texts of which `mpirun --version` prints one if mpirun is this launcher."""
+    """Texts that identify this launcher: `mpirun --version` prints one of them."""
     takes_ipv6: bool = False
-    """Whether it accepts an IPv6 address as a host. Others read the part after a colon as a number or a name."""
+    """Whether the launcher accepts an IPv6 address as a host. Other launchers split it at its colons."""
     scheduler: str = ""
-    """The scheduler (a key of nodelist.ALLOCATIONS) that gives it hosts. It reaches them without ssh, and may run on
-    several hosts even if none is named.
+    """The scheduler (a key of nodelist.ALLOCATIONS) that gives the launcher its hosts; empty: none. Such a launcher
+    needs no ssh, and may run on several hosts even if no hosts are named.
     """
 
 
 def same_devices_on_all_hosts(context: Context) -> Iterator[Finding]:
-    """Find hosts with different selections of accelerators: mpirun has one CUDA_VISIBLE_DEVICES for all hosts."""
+    """Find hosts with different selections of accelerators. mpirun sets the same CUDA_VISIBLE_DEVICES on all hosts."""
     from dslpar.core.catalog import finding
 
     if len({host.devices for host in context.hosts}) > 1:
-        message = f"{context.request.launcher} gives every host the same accelerators, and the selection differs"
+        message = f"{context.request.launcher} gives all hosts the same accelerators, but the hosts' selections differ"
         yield finding("HST219", message, "--launcher deepspeed or torchrun")

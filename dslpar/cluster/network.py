@@ -1,10 +1,11 @@
-"""Network: this machine's interfaces, addresses and ports. The kernel looks routes up, and nothing is sent.
+"""Network: this machine's interfaces, addresses and ports. The kernel looks routes up, and no packet is sent.
 
     >>> source_towards("127.0.0.1"), interface_to("127.0.0.1")
     ('127.0.0.1', '')
 
-gloo and NCCL need an interface's name if the machine's own name resolves to a loopback address, as on Debian: gloo
-would announce 127.0.0.1 to its peers. Each machine looks for itself, since interface names may differ.
+On Debian, for example, a machine's own name resolves to a loopback address. Then gloo and NCCL must be given the name
+of an interface, because gloo would otherwise announce 127.0.0.1 to its peers. Each machine looks its own interface up,
+since names may differ between machines.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _OUTSIDE = "192.0.2.1"
 _EPHEMERAL_PORTS = "/proc/sys/net/ipv4/ip_local_port_range"
 _IANA_EPHEMERAL_PORT = 49152
 _FIRST_PORT = 10_000
-"""Well-known services listen below."""
+"""The lowest port that `free_port` chooses. Well-known services listen below it."""
 _TRIES = 100
 
 
 def source_towards(host: str) -> str:
-    """Return our address from which packets to `host` leave, which is the one at which `host` can answer.
+    """Return this machine's address from which packets to `host` leave, and at which `host` can answer.
 
     Raises:
         OSError: the name is unknown, or there is no route.
@@ -38,7 +39,7 @@ def source_towards(host: str) -> str:
 
 
 def interface_to(host: str) -> str:
-    """Return the interface towards `host`, or that of its address if `host` is this machine; empty for loopback.
+    """Return the interface towards `host`; empty for loopback. If `host` is this machine, return its own interface.
 
     Raises:
         OSError: the name is unknown, or there is no route.
@@ -49,7 +50,8 @@ def interface_to(host: str) -> str:
 def interface_outwards() -> str:
     """Return the interface towards other machines in general.
 
-    It is the default route's, else the only one that has an IPv4 address. Empty if there is neither.
+    This is the interface of the default route, or else the only interface with an IPv4 address. Empty if neither
+    exists.
     """
     with contextlib.suppress(OSError):
         return interface_to(_OUTSIDE)
@@ -65,7 +67,7 @@ def is_known(host: str) -> bool:
 
 
 def interface_of(address: str) -> str:
-    """Return the interface that has this address, except the loopback; empty if none has it."""
+    """Return the interface that has this address; empty if no interface except the loopback has it."""
     return next((name for name, addresses in _addresses().items() if address in addresses), "")
 
 
@@ -100,8 +102,9 @@ def is_here(host: str) -> bool:
 def free_port() -> int:
     """Return a port of this machine at which nobody listens now.
 
-    Ranks listen there seconds later, when they have imported torch. Meanwhile the kernel gives ephemeral ports to this
-    machine's connections, so the port is chosen below those. It is random, since two jobs may start at once.
+    Rank 0 listens at this port seconds later, when it has imported torch. Meanwhile the kernel gives ephemeral ports to
+    this machine's connections, so the port is chosen below the ephemeral ones. It is random, since two jobs may start
+    at the same time.
     """
     ports = range(_FIRST_PORT, _first_ephemeral_port())
     for _ in range(_TRIES if ports else 0):
@@ -114,7 +117,7 @@ def free_port() -> int:
 
 
 def _first_ephemeral_port() -> int:
-    """Return the lowest port that the kernel assigns by itself."""
+    """Return the lowest ephemeral port, which the kernel may assign to a connection."""
     try:
         with open(_EPHEMERAL_PORTS, encoding="ascii") as file:
             return int(file.read().split()[0])
@@ -123,7 +126,7 @@ def _first_ephemeral_port() -> int:
 
 
 def listen(port: int, backlog: int | None = None) -> socket.socket:
-    """Open a server at a port (0: a free one) on all addresses of this machine, like torch's store.
+    """Open a server socket at a port (0: a free one) on all addresses of this machine, like torch's store.
 
     Raises:
         OSError: another server listens there.
@@ -137,7 +140,7 @@ def listen(port: int, backlog: int | None = None) -> socket.socket:
 def is_free(port: int) -> bool:
     """Return whether a server could listen at this port on all interfaces."""
     with socket.socket() as probe:
-        # Like torch's store: old connections do not matter.
+        # As in torch's store: closed connections that the kernel still remembers do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))

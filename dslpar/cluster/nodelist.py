@@ -7,12 +7,12 @@
     >>> tasks("4(x2),3")
     [4, 4, 3]
 
-The grammar is that of `scontrol show hostnames` (slurm.conf, "NodeName"; LLNL's hostlist). Numbers keep the width of
-the first bound. Brackets may stand anywhere in a name, and several times; the leftmost one varies slowest.
+The grammar is that of `scontrol show hostnames` (slurm.conf, "NodeName"; LLNL's hostlist). Numbers have as many digits
+as the first number of their range. A name may have several brackets, anywhere; the leftmost bracket varies slowest.
 
-Ranks are numbered in the list's order, which no library keeps: ClusterShell's NodeSet and python-hostlist sort names
-when they fold them, and NodeSet also when it expands them. Both accept "" and ranges of any size as lists. NodeSet
-accepts "a[1-2-3]" but refuses the manual's rack[01-3], and python-hostlist is under the GPL.
+Ranks are numbered in the list's order, which no library keeps. ClusterShell's NodeSet and python-hostlist sort the
+names when they compress them, and NodeSet also when it expands a list. Both accept "" and ranges of any size. NodeSet
+accepts "a[1-2-3]", but refuses the manual's rack[01-3]. python-hostlist is under the GPL.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 
 
 class Allocation(NamedTuple):
-    """The hosts that a scheduler has given to a job, in its order, each with its number of ranks."""
+    """The hosts that a scheduler has given to a job, in the scheduler's order, each with its number of ranks."""
 
     source: str
-    """The variable or file that defines it."""
+    """The environment variable or the file that lists the hosts."""
     text: str
     """The text of that variable or file."""
     hosts: tuple[tuple[str, int], ...]
+    """Pairs (name, number of ranks)."""
 
 
 def expand(text: str) -> list[str]:
@@ -66,7 +67,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _numbers(inside: str) -> list[str]:
-    """Expand a bracket's numbers and ranges, each as wide as its first bound."""
+    """Expand the numbers and ranges in a bracket. The numbers of a range have as many digits as its first one."""
     found: list[str] = []
     for word in inside.split(","):
         match = _RANGE.fullmatch(word)
@@ -92,21 +93,25 @@ def first(text: str) -> str:
 
 
 class _Run(NamedTuple):
-    """Names that differ only in one number, which counts up."""
+    """Consecutive names that differ only in one number, which counts up: gpu07-ib, gpu08-ib, gpu09-ib."""
 
     before: str
+    """The text before the number."""
     after: str
+    """The text after the number."""
     low: str
+    """The first number, as text; empty for a name without a number."""
     high: str
+    """The last number, as text."""
 
     def next(self, before: str, number: str, after: str) -> _Run | None:
-        """Return the run with one more name; None if that name does not continue it."""
+        """Return the run with one more name, given in parts; None if the name does not continue the run."""
         wanted = str(int(self.high) + 1).zfill(len(self.low))
         return self._replace(high=number) if (before, after, number) == (self.before, self.after, wanted) else None
 
 
 def compress(names: Sequence[str]) -> str:
-    """Return the list that expands to these names, in this order. Names that count up share brackets."""
+    """Return a node list that expands to these names, in this order. Names that count up share brackets."""
     runs: list[_Run] = []
     for name in names:
         match = _NUMBER.fullmatch(name)
@@ -132,7 +137,7 @@ def _written(runs: Sequence[_Run]) -> Iterator[str]:
 
 
 def tasks(text: str) -> list[int]:
-    """Return the tasks of each node, as SLURM_TASKS_PER_NODE lists them.
+    """Return the number of tasks on each node, from a text such as SLURM_TASKS_PER_NODE's 4(x2),3.
 
     Raises:
         ValueError: it is not such a list.
@@ -185,16 +190,16 @@ def pbs(environ: Mapping[str, str]) -> Allocation:
 
 
 ALLOCATIONS = {"slurm": slurm, "pbs": pbs}
-"""Schedulers that `--hostfile` may name instead of a file."""
+"""Functions that read an allocation, by scheduler. `--hostfile` may name a scheduler instead of a file."""
 
 
 def is_inside(scheduler: str, environ: Mapping[str, str]) -> bool:
-    """Return whether this process runs in an allocation of that scheduler, readable or not."""
+    """Return whether this process runs in an allocation of that scheduler, even if the allocation cannot be read."""
     return slurm_source(environ) is not None if scheduler == "slurm" else bool(environ.get("PBS_NODEFILE"))
 
 
 def find_allocation(environ: Mapping[str, str]) -> tuple[str, Allocation] | None:
-    """Return this process's scheduler, as --hostfile names it, and its allocation; None without a readable one."""
+    """Return the scheduler of this process (a key of ALLOCATIONS) and its allocation; None if none can be read."""
     for name, read in ALLOCATIONS.items():
         with contextlib.suppress(ValueError, OSError):
             return name, read(environ)

@@ -1,9 +1,9 @@
 """PMIx: ask OpenMPI for rank 0's host, with three calls to the service by which its daemons talk to ranks.
 
-OpenMPI 5 gives a rank its number, but not rank 0's host. The daemon on each host knows it, and any process that the
-daemon started may ask for it (openpmix.org). That takes milliseconds, and no MPI_Init, which would make an exit wait
-for peers. The usual alternatives are worse: with mpi4py a failing rank hangs, and the URI in the environment names the
-host of `mpirun`, which may be another one.
+OpenMPI 5 gives a rank its number, but not rank 0's host. The daemon on each host knows rank 0's host, and any process
+that the daemon has started may ask for it (openpmix.org). This takes milliseconds. It needs no MPI_Init, with which a
+rank that exits would wait for its peers. The usual alternatives are worse. With mpi4py a failing rank hangs. The URI in
+the environment names the host of `mpirun`, which may differ from rank 0's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Proc(ctypes.Structure):
 
 
 class _Value(ctypes.Structure):
-    """pmix_value_t with a string. The union's other members are no longer than `rest`."""
+    """pmix_value_t that holds a string. `rest` reserves room for the union's other members."""
 
     _fields_ = (("type", ctypes.c_uint16), ("string", ctypes.c_char_p), ("rest", ctypes.c_uint64 * 4))
 
@@ -33,7 +33,7 @@ _PMIX_STRING = 3
 def host_of_rank_0(environ: Mapping[str, str]) -> str | None:
     """Ask this host's PMIx server for rank 0's host; None without a server.
 
-    Either all ranks of a job must ask, or none: the server counts a rank as failed that does not ask while others do.
+    Either all ranks of a job must call this, or none: if some do, the server counts the others as failed.
     """
     library = _pmix(environ) if "PMIX_NAMESPACE" in environ else None
     me = _Proc()
@@ -49,7 +49,7 @@ def host_of_rank_0(environ: Mapping[str, str]) -> str | None:
 
 
 def _pmix(environ: Mapping[str, str]) -> ctypes.CDLL | None:
-    """Load the launcher's own client library, else the system's. Different versions are compatible."""
+    """Load the PMIx client library of this OpenMPI, else the system's; None without one. Versions are compatible."""
     of_mpi = environ.get("OMPI_LIBDIR_LOC", "")
     for folder in (f"{of_mpi}/openmpi/", f"{of_mpi}/", f"{environ.get('PMIX_PREFIX', '')}/lib/", ""):
         with contextlib.suppress(OSError):

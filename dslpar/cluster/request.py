@@ -1,4 +1,4 @@
-"""Launch requests: what to start, the facts of this host, and the context that launchers make commands from."""
+"""Launch requests: the job to start, the facts about this host, and the context from which launchers make commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Request(NamedTuple):
     cluster: Cluster | None = None
     """None: all ranks on this host."""
     port: int | None = None
-    """The port at which ranks meet; None: any free port."""
+    """The port at which ranks connect to each other; None: any free port."""
     no_ssh: bool = False
     """Whether each host is started separately, without ssh."""
     node_rank: int | None = None
@@ -34,19 +34,20 @@ class LocalFacts(NamedTuple):
     """Facts about this host."""
 
     programs: Mapping[str, str]
-    """The command for each installed program."""
+    """The command for each installed program, by the program's name."""
     mpi: str = ""
     """The kind of `mpirun`: openmpi, mpich, or the first line of its version text."""
     local_hosts: frozenset[str] = frozenset()
-    """The hosts of the cluster that are this machine."""
+    """Names of the cluster's hosts that mean this machine."""
     cores: int = 1
     accelerators: int = 0
-    """0: ranks run on the CPU."""
+    """The number of accelerators that ranks may use; 0: ranks run on the CPU."""
     visible_devices: tuple[str, ...] | None = None
     """The accelerators in CUDA_VISIBLE_DEVICES; None: it is not set."""
     port: int = DEFAULT_PORT
     """A free port."""
     root: bool = False
+    """Whether this process runs as root."""
     environ: Mapping[str, str] = NOTHING
     """This process's environment."""
     forwarded: Mapping[str, str] = NOTHING
@@ -65,7 +66,7 @@ class Context(NamedTuple):
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """The job's hosts; empty: this one, without a hostfile."""
+        """The job's hosts; empty without a hostfile: all ranks run on this host."""
         return self.request.cluster.hosts if self.request.cluster else ()
 
     @property
@@ -75,7 +76,7 @@ class Context(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Ranks per host. The linter refuses hosts with different numbers."""
+        """The number of ranks per host. The linter refuses hosts with different numbers."""
         return self.hosts[0].slots if self.hosts else self.request.world_size
 
     @property
@@ -84,7 +85,7 @@ class Context(NamedTuple):
 
     @property
     def master_port(self) -> str:
-        """The requested port, else a free one; the default port if hosts are started separately, so that they agree."""
+        """The requested port, or else a free one. Hosts that are started separately use the default port, to agree."""
         return str(self.request.port or (DEFAULT_PORT if self.request.no_ssh else self.facts.port))
 
     @property

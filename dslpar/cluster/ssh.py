@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 NO_FOLDER = 97
 """The exit status of a command whose folder does not exist."""
 FAILED = 255
-"""ssh's own exit status, if the command was not reached."""
+"""The exit status of ssh itself if it could not run the command, or lost the connection."""
 OPTIONS = ("ServerAliveInterval=3", "ServerAliveCountMax=3", "ConnectTimeout=10", "BatchMode=yes", "ControlPath=none")
-"""With these options ssh ends about ten seconds after its host is gone, and with it the launcher that waits for ssh.
+"""ssh's options. With them ssh, and the launcher that waits for ssh, end about ten seconds after a host is gone.
 
-By default ssh waits for hours. A prompt (for a password, or a new host's key) would hang the job, so it is an error. A
-connection shared with the user's other ones (ControlMaster) would use their options, not these.
+By default ssh waits for hours. A prompt (for a password, or for a new host's key) would hang the job, so ssh must fail
+instead (BatchMode). A connection that is shared with the user's other ones (ControlMaster) would use their options, so
+sharing is off.
 """
 
 

@@ -1,5 +1,5 @@
 """Compat: other frameworks' Python interfaces over dslpar's own API, for ported programs.
 
-It accepts ColossalAI's calls, and `dslpar.engine` takes the same steps. Config files are handled elsewhere:
-`dslpar.migrate` converts them, and `dslpar.schema` reads LiBai's `train.dist` unchanged.
+A program written for ColossalAI keeps its calls, and `dslpar.engine` trains the model. Config files are handled
+elsewhere: `dslpar.migrate` converts them, and `dslpar.schema` reads LiBai's `train.dist` unchanged.
 """

@@ -1,4 +1,4 @@
-"""ColossalAI's documented interface: a ColossalAI program runs with only its import lines changed.
+"""ColossalAI's documented interface on top of dslpar: only the import lines of a ColossalAI program change.
 
     from dslpar.compat import colossalai                        # for: import colossalai
     from dslpar.compat.colossalai import MODELS, ModelFromConfig, ParallelMode, PipelineSchedule, global_context as gpc
@@ -68,8 +68,8 @@ def launch(
 def launch_from_torch(config: Source, backend: str | None = None, seed: int | None = None) -> Run:
     """Start the run, with this rank's place from the environment of torchrun or any other launcher.
 
-    config: a file's path, or a dict of its sections; the model may be missing.
-    backend: must be the device's own backend if given.
+    config: the path of a config file, or a dict of its sections; the section `model` may be missing.
+    backend: if given, it must be the backend that dslpar uses on this device.
     seed: overrides the config's `train.seed`. torch is seeded with it, as in ColossalAI's `launch`.
 
     Raises:
@@ -108,7 +108,7 @@ def get_default_parser() -> argparse.ArgumentParser:
     for name in ("rank", "local_rank", "world_size", "port"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--host", help="the host of rank 0")
-    parser.add_argument("--backend", help="the device's own; default: that")
+    parser.add_argument("--backend", help="must be the device's own backend, the default")
     return parser
 
 
@@ -129,7 +129,7 @@ def build_pipeline_model_from_cfg(
 def build_pipeline_model(
     layers: torch.nn.Sequential, num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
 ) -> PipelinePart:
-    """Return this rank's part of modules that already exist; see `dslpar.build_pipeline_model`."""
+    """Return this rank's part of a list of modules that already exist; see `dslpar.build_pipeline_model`."""
     model = build.build_pipeline_model(layers, num_chunks, partition_method, verbose)
     return PipelinePart(model, global_context.run)
 
@@ -145,10 +145,10 @@ def initialize(
     test_dataloader: Batches | None = None,
     lr_scheduler: Any = None,
 ) -> Initialized:
-    """Return the launched run's engine, both loaders and the LR scheduler; see `dslpar.initialize`.
+    """Return the launched run's engine, both data loaders and the LR scheduler; see `dslpar.initialize`.
 
-    As in ColossalAI, `model` is this rank's stage if there is a pipeline, and the whole model otherwise. Several chunks
-    per stage come in an nn.ModuleList.
+    As in ColossalAI, `model` is this rank's stage if there is a pipeline, and the whole model otherwise. If a rank has
+    several chunks, `model` is an nn.ModuleList of them.
     """
     run = global_context.run
     if isinstance(model, PipelinePart):

@@ -16,7 +16,7 @@ from dslpar.language.lazy import Settings, settings
 
 
 class ParallelMode(Enum):
-    """ColossalAI's names of process groups, each with the mesh axes that it spans."""
+    """ColossalAI's names of process groups, each with the axes of dslpar's mesh that the group spans."""
 
     GLOBAL = ("pipe", "data", "tensor")
     DATA = ("data",)
@@ -35,7 +35,7 @@ class GlobalContext:
     _run: Run | None = None
 
     def set_run(self, run: Run) -> None:
-        """Set the process's run."""
+        """Set this process's run."""
         self._run = run
 
     @property
@@ -53,7 +53,7 @@ class GlobalContext:
         return values
 
     def is_initialized(self, mode: ParallelMode = ParallelMode.GLOBAL) -> bool:
-        """Return whether a run was launched. Launching makes all groups."""
+        """Return whether a run was launched. Launching makes all process groups, so `mode` makes no difference."""
         return self._run is not None
 
     def get_global_rank(self) -> int:
@@ -61,27 +61,27 @@ class GlobalContext:
         return self.run.groups.rank
 
     def get_local_rank(self, mode: ParallelMode) -> int:
-        """Return this rank's index in its group; with PIPELINE that is its stage."""
+        """Return this rank's index in its group `mode`; with PIPELINE this is its stage."""
         return self._axis(mode).index
 
     def get_world_size(self, mode: ParallelMode) -> int:
-        """Return the number of ranks in the group."""
+        """Return the number of ranks in this rank's group `mode`."""
         return self._axis(mode).size
 
     def get_ranks_in_group(self, mode: ParallelMode) -> list[int]:
-        """Return the global ranks of the group."""
+        """Return the global ranks in this rank's group `mode`."""
         return list(self._axis(mode).peers)
 
     def get_group(self, mode: ParallelMode) -> dist.ProcessGroup | None:
-        """Return the process group."""
+        """Return this rank's process group `mode`."""
         return self._axis(mode).group
 
     def is_first_rank(self, mode: ParallelMode) -> bool:
-        """Return whether this rank is the first of its group."""
+        """Return whether this rank is the first of its group `mode`."""
         return self._axis(mode).index == 0
 
     def is_last_rank(self, mode: ParallelMode) -> bool:
-        """Return whether this rank is the last of its group."""
+        """Return whether this rank is the last of its group `mode`."""
         return self._axis(mode).index == self._axis(mode).size - 1
 
     def _axis(self, mode: ParallelMode) -> Axis:

@@ -1,10 +1,11 @@
-"""Pipeline part: this rank's layers of a pipeline, built before the engine, as ColossalAI's builders return them.
+"""Pipeline part: this rank's layers of a pipeline, built before the engine exists, as in ColossalAI's builders.
 
     part = PipelinePart(dslpar.build_pipeline_model_from_cfg(config), run)
     optimizer = torch.optim.Adam(part.parameters())
     engine, *_ = dslpar.initialize(run, model=part.model, optimizer=optimizer)
 
-The layers are built as the engine builds them, with the same weights in every layout.
+The layers are built in the same way as by the engine, with the same initial weights in every layout. The engine then
+uses these modules.
 """
 
 from __future__ import annotations
@@ -28,16 +29,22 @@ from dslpar.models.layered import Loss, build_layer
 
 
 class PipelinePart(nn.ModuleList):
-    """This rank's built layers of a pipeline. A program makes its optimizer from their parameters."""
+    """This rank's layers of a pipeline, as built modules. A program makes its optimizer from their parameters.
+
+    Layers with a parameter that they share with another layer are left out; the engine builds them later. Pass the
+    attribute `model` to `dslpar.initialize`.
+    """
 
     def __init__(self, model: CustomModel, run: Run) -> None:
-        check_equal_weights(model, run.groups, run.job.path)  # later only this rank's own stages are read
+        # Check now: later each rank reads only the weights of its own stages.
+        check_equal_weights(model, run.groups, run.job.path)
         job, layers = partition_layers(api.with_program_model(run.job, model), model, run.groups)
         held = list(range(len(layers)))
         if job.stages.counts is not None and job.mesh.pipe > 1:
             parts = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)
             held = [i for stage in job.chunks.held_by(run.stage) for i in range(parts[stage], parts[stage + 1])]
-        shared = {layer.owner for layer in layers if layer.tied}  # two stages build these later, at initialization
+        # The engine builds these layers: two stages may hold a copy each.
+        shared = {layer.owner for layer in layers if layer.tied}
         built = {
             index: build_layer(layer, run.groups, job.spec.train.seed)
             for index in held
@@ -49,10 +56,11 @@ class PipelinePart(nn.ModuleList):
 
 @dataclasses.dataclass(frozen=True)
 class _PartlyBuilt(LayeredModel):
-    """A model with some layers already built; `modules` has them by layer index."""
+    """A model of which some layers are already built."""
 
     model: LayeredModel
     modules: Mapping[int, nn.Module]
+    """The built layers by layer index."""
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         specs = self.model.layers(groups)

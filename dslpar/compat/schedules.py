@@ -1,6 +1,6 @@
-"""ColossalAI's schedules: run a step's micro-batches, and return their output, label and loss.
+"""ColossalAI's schedules: run the micro-batches of an optimizer step, and return their output, label and loss.
 
-The config's section `schedule` determines the order of the micro-batches in a pipeline.
+The order of the micro-batches in a pipeline (1F1B, interleaved, ...) depends only on the config's section `schedule`.
 
     schedule = PipelineSchedule(num_microbatches=4)
     engine.zero_grad()
@@ -30,7 +30,7 @@ _LEFT_OUT = "engine.step() is missing after forward_backward_step(): each step i
 
 
 class PipelineSchedule:
-    """Runs all micro-batches of a step, with or without a pipeline."""
+    """Runs all micro-batches of an optimizer step, with or without a pipeline."""
 
     def __init__(self, num_microbatches: int) -> None:
         self.num_microbatches = num_microbatches
@@ -43,13 +43,13 @@ class PipelineSchedule:
         return_loss: bool = True,
         return_output_label: bool = True,
     ) -> OutputLabelLoss:
-        """Run a step forward and backward; `engine.step()` must follow, unless `forward_only`.
+        """Run the forwards and backwards of a step. The program must then call `engine.step()`, unless `forward_only`.
 
-        The loop in ColossalAI's documentation leaves `engine.step()` out. Such a program gets a warning, and each step
-        is taken when the next one begins; otherwise nothing would be trained.
+        The loop in ColossalAI's documentation leaves `engine.step()` out, so that nothing would be trained. Such a
+        program gets a warning, and the optimizer step is taken when the next call begins.
 
         `data_iter` yields micro-batches, or batches of num_microbatches * micro_size samples, which are split. It may
-        be None on stages between the first and the last. `forward_only` runs in evaluation mode.
+        be None on stages between the first and the last. `forward_only` runs only forwards, in evaluation mode.
 
         Raises:
             DslparError: num_microbatches is not the job's accumulation, or the data end in the middle of a step.
@@ -77,10 +77,12 @@ class PipelineSchedule:
 
 
 class InterleavedPipelineSchedule(PipelineSchedule):
-    """PipelineSchedule for a job with several model chunks per rank. Without a pipeline there are no chunks to check.
+    """PipelineSchedule for a job with several model chunks per rank. Without a pipeline, num_model_chunks is ignored.
+
+    Each step raises the errors of PipelineSchedule, and:
 
     Raises:
-        DslparError: num_model_chunks is not the job's, or an error of PipelineSchedule.
+        DslparError: num_model_chunks is not the job's number of chunks per rank.
     """
 
     def __init__(self, num_microbatches: int, num_model_chunks: int) -> None:
@@ -100,7 +102,8 @@ class InterleavedPipelineSchedule(PipelineSchedule):
 class NonPipelineSchedule:
     """Runs one micro-batch per call, without a pipeline.
 
-    `engine.step()` follows each, and takes the step after the last micro-batch of a step.
+    The program calls `engine.step()` after each call. The engine updates the weights after the last micro-batch of an
+    optimizer step.
     """
 
     def forward_backward_step(
@@ -111,7 +114,7 @@ class NonPipelineSchedule:
         return_loss: bool = True,
         return_output_label: bool = True,
     ) -> OutputLabelLoss:
-        """Run one micro-batch; the returned loss is the mean over replicas."""
+        """Run the forward and backward of one micro-batch. The returned loss is the mean over replicas."""
         inputs, label = next_item(data_iter, engine.job, engine.steps_done)
         with torch.set_grad_enabled(not forward_only):
             output = engine(*inputs) if isinstance(inputs, tuple | list) else engine(inputs)

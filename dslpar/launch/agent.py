@@ -1,9 +1,9 @@
 """Agent: the program that `dslpar launch` runs on each host, to inspect it before a job or to end a job's processes.
 
-    python -m dslpar.launch.agent inspect '{"files": ["cfg.py"], ...}'  # prints a line of JSON, a HostReport
-    python -m dslpar.launch.agent listen 29500                          # at that port, until its own input ends
-    python -m dslpar.launch.agent connect node1 29500                   # connects there; or prints why it cannot
-    python -m dslpar.launch.agent signal JOB 9                          # to that job's processes, by their number
+    python -m dslpar.launch.agent inspect '{"files": ["cfg.py"], ...}'  # print a HostReport as a line of JSON
+    python -m dslpar.launch.agent listen 29500                          # accept connections until stdin ends
+    python -m dslpar.launch.agent connect node1 29500                   # try to connect; print why that fails
+    python -m dslpar.launch.agent signal JOB 9                          # send signal 9 to all processes of job JOB
 
 It runs without torch. A job's processes are those with DSLPAR_JOB=JOB in their environment, so that no other process is
 ever signalled. DeepSpeed's own launcher would end every DeepSpeed job on the host (`pkill -f`).
@@ -34,7 +34,7 @@ JOB = "DSLPAR_JOB"
 LISTENING = "dslpar listens"
 """The line that `listen` prints as soon as it listens."""
 CANNOT_CONNECT = 1
-"""The exit status of `connect` if it fails. It prints the reason."""
+"""The exit status of `connect` if it cannot connect. It also prints the reason."""
 CONNECT_S = 5.0
 """Time to connect: a firewall that drops packets never answers."""
 
@@ -45,11 +45,11 @@ class Query(NamedTuple):
     files: list[str]
     """The config, and the files that it imports."""
     mark: str = ""
-    """A file that the launching host has just written; empty: there is none to look for."""
+    """A file that the launching host has just written next to the output; empty: the shared folder is not checked."""
     peers: Sequence[str] = ()
     """Other hosts of the job, in order."""
     port: int = 0
-    """The port at which rank 0 will listen on this host; 0: none to check."""
+    """The port at which rank 0 will listen on this host; 0: no port is checked."""
 
 
 class HostReport(NamedTuple):
@@ -61,15 +61,17 @@ class HostReport(NamedTuple):
     digests: dict[str, str]
     """Digest of each file's contents; empty if it cannot be read."""
     folder: str
-    """State of the mark's folder: shared, not shared, or not writable."""
+    """State of the folder with `Query.mark`: "shared", "not shared", or "not writable"."""
     port_is_free: bool
+    """Whether `Query.port` is free."""
     free_port: int
+    """Any free port."""
     accelerators: int
     cores: int
     interface: str
     """The network interface towards the other hosts; empty if none is found."""
     time_s: float
-    """Since the epoch."""
+    """The host's clock, since the epoch."""
 
 
 def inspect(query: Query) -> HostReport:
@@ -122,7 +124,10 @@ def _folder_state(mark: str) -> str:
 
 
 def _interface_to_any(peers: Sequence[str]) -> str:
-    """Return the interface to the first peer that yields one: a name may be unknown, or mean a loopback address."""
+    """Return the interface towards the first peer for which the system finds one; empty if it finds none.
+
+    A peer's name may be unknown here, or mean a loopback address.
+    """
     for peer in peers:
         with contextlib.suppress(OSError):
             if found := network.interface_to(peer):
@@ -133,7 +138,8 @@ def _interface_to_any(peers: Sequence[str]) -> str:
 def num_cores() -> int:
     """Count the physical cores that this process may use. A core with hyper-threads counts once, as in mpirun.
 
-    psutil counts either the machine's physical cores or a process's logical ones. A container may use a part of both.
+    psutil counts either the physical cores of the machine or the logical cores of a process. A container may use only
+    some of the machine's physical cores.
     """
     usable = os.sched_getaffinity(0)
     siblings = [Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in usable]
@@ -149,7 +155,7 @@ def num_accelerators() -> int:
 
 
 def listen(port: int) -> None:
-    """Accept connections at the port that rank 0 will use, so that other hosts can try it, until stdin ends."""
+    """Accept connections until stdin ends, at the port that rank 0 will use, so that other hosts can try to connect."""
     with network.listen(port) as server, selectors.DefaultSelector() as selector:
         for file in (server, sys.stdin):
             selector.register(file, selectors.EVENT_READ)
@@ -175,7 +181,7 @@ def connect(address: str, port: int) -> str:
 def processes(job_id: str) -> Iterator[int]:
     """Yield the processes of a job on this host: its ranks, and the processes that started them.
 
-    psutil's `environ` stops at the first empty entry, and programs that rewrite their title leave some.
+    psutil's `environ` stops at the first empty entry. Programs that rewrite their process title leave empty entries.
     """
     for pid in pids():
         with contextlib.suppress(OSError):  # gone, or another user's

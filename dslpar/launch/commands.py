@@ -4,9 +4,9 @@
     launch = prepare(Request("deepspeed", 8, ("--config", "configs/gpt_3d.py")), facts)
     launch.commands[0].shell()               # OMP_NUM_THREADS=1 deepspeed ... --num_gpus 8 ... --module ...
 
-The flags are the ones that DeepSpeed 0.19, OpenMPI 5, MPICH 5 and torchrun needed in tests on one host and on two. For
-several hosts, each launcher gets the hosts in its own syntax, forwards the variables that ranks need, and ends when a
-host is gone (dslpar/cluster/ssh.py).
+Tests with DeepSpeed 0.19, OpenMPI 5, MPICH 5 and torchrun, on one host and on two, have shown which flags are needed.
+For several hosts, each launcher gets the hosts in its own syntax, forwards the variables that ranks need, and ends when
+a host is gone (dslpar/cluster/ssh.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dslpar.launch import validation
 from dslpar.launch.agent import JOB
 
 _PACKAGES = {"pdsh": "pdsh", "ssh": "openssh-client"}
+"""The system's package of each program."""
 
 
 def prepare(request: Request, facts: LocalFacts) -> Launch:
@@ -43,13 +44,16 @@ def prepare(request: Request, facts: LocalFacts) -> Launch:
 
 
 def with_environ(launch: Launch, variables: Mapping[str, str]) -> Launch:
-    """Return the same launch with these variables and DSLPAR_JOB for every rank. Values have no line breaks."""
+    """Return the same launch, with these variables and DSLPAR_JOB for every rank. Values must have no line breaks."""
     environ = {**launch.request.environ, **variables, JOB: launch.facts.job_id}
     return prepare(launch.request._replace(environ=environ), launch.facts)
 
 
 def default_launcher(facts: LocalFacts) -> str:
-    """Return deepspeed, for GPUs and CPUs alike: it reads hostfiles and is installed with the engine. Else torchrun."""
+    """Return "deepspeed", for GPUs and CPUs alike: it reads hostfiles, and is installed with the engine.
+
+    Return "torchrun" if only torchrun's program is installed.
+    """
     return "torchrun" if "deepspeed" not in facts.programs and "torchrun" in facts.programs else "deepspeed"
 
 
@@ -65,13 +69,16 @@ def _not_installed(context: Context, launcher: Launcher) -> Iterator[Finding]:
         yield finding("HST205", message, known + launcher.install)
     missing = [program for program in launcher.remote_programs if program not in facts.programs]
     if context.remote and not context.request.no_ssh and missing:
-        message = f"{name}: {' and '.join(missing)} not installed here, to reach other hosts"
+        message = f"{name} reaches other hosts with {' and '.join(missing)}, not installed here"
         packages = ", ".join(_PACKAGES[program] for program in missing)
         yield finding("HST204", message, f"the system's packages {packages}; or --no-ssh, on each host")
 
 
 def _is_mpi(name: str, facts: LocalFacts) -> bool:
-    """Return whether `mpirun` belongs to this launcher, if it uses that name: two MPIs have an `mpirun`."""
+    """Return whether this host's `mpirun` is that of launcher `name`; True if the launcher does not use `mpirun`.
+
+    OpenMPI and MPICH both call their program `mpirun`.
+    """
     return LAUNCHERS[name].program != "mpirun" or facts.mpi == name
 
 
@@ -82,4 +89,6 @@ def _not_host_by_host(context: Context, launcher: Launcher) -> Iterator[Finding]
         message = f"{request.launcher} starts all hosts from one of them"
         yield finding("HST220", message, f"--no-ssh goes with --launcher {able}")
     if request.node_rank is not None and request.node_rank >= count:
-        yield finding("HST220", f"--node-rank {request.node_rank} of {count} hosts, from 0", f"0 to {count - 1}")
+        yield finding(
+            "HST220", f"--node-rank {request.node_rank} of {count} hosts: they count from 0", f"0 to {count - 1}"
+        )

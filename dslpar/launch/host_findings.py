@@ -1,4 +1,7 @@
-"""Host findings: hosts of a job that cannot be reached, or that differ from this one."""
+"""Host findings: report a job's hosts that cannot be reached, or that differ from this host.
+
+"This host" is the one where `dslpar launch` runs. preflight.py collects the reports of all hosts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from dslpar.launch.agent import HostReport
 CONNECT_S = 5
 """Time for ssh to connect."""
 _CLOCK_S = 2.0
-"""Clock skew without a warning: NTP and ssh's own delay explain less than this."""
+"""Clock skew that causes no warning. Hosts with NTP differ by less, also with the delay of ssh."""
 _SAME_ENVIRONMENT = "the same environment at the same path on every host"
 
 
@@ -32,9 +35,9 @@ class HostChecks:
     port: int | None = None
     """Rank 0's port, if one is given; None: any free one."""
     local_hosts: frozenset[str] = frozenset()
-    """The hosts that are this machine."""
+    """Names in the hostfile that mean this machine."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """Variables that are forwarded."""
+    """Variables that are forwarded to the agent on the other hosts."""
     on_cpu: bool = False
     """Whether ranks run on the CPU even if there are accelerators."""
 
@@ -45,8 +48,9 @@ class HostResult(NamedTuple):
     host: Host
     report: HostReport | None = None
     failure: Finding | None = None
+    """The reason for which there is no report."""
     skew_s: float = 0.0
-    """Seconds by which its clock is ahead of ours."""
+    """Seconds by which the host's clock is ahead of this host's; negative if it is behind."""
 
 
 def all_findings(results: Sequence[HostResult], checks: HostChecks) -> Iterator[Finding]:
@@ -95,7 +99,10 @@ def _output(host: Host, report: HostReport, checks: HostChecks) -> Iterator[Find
 
 
 def _accelerators(host: Host, report: HostReport, checks: HostChecks, most: int) -> Iterator[Finding]:
-    """Find hosts with too few accelerators. `most`: the most on any host; if it is 0, all ranks run on CPUs."""
+    """Find hosts with too few accelerators.
+
+    `most`: the largest number of accelerators on any host. If it is 0, all ranks run on CPUs.
+    """
     needed, count = max(host.devices) + 1 if host.devices else host.slots, report.accelerators
     if not checks.on_cpu and most and count < needed:
         message = f"{host.name} has {count} accelerators, and the hostfile asks for {needed}"
@@ -112,8 +119,8 @@ def _clock(result: HostResult) -> Iterator[Finding]:
 
 
 def port_taken(host: str, port: int, free: int) -> Finding:
-    """Return the finding that rank 0 cannot listen at its port."""
-    message = f"port {port} of {host} is taken: another job meets there"
+    """Return the finding that rank 0 cannot listen at its port. `free`: another port, which is free."""
+    message = f"port {port} of {host} is in use, perhaps by another job"
     return finding("HST216", message, f"--master-port {free}, or none, to have a free one found")
 
 
@@ -129,16 +136,16 @@ _SSH_ERRORS = (
     ("Could not resolve hostname", "has a name that is unknown here", "its address, in the hostfile or in /etc/hosts"),
     ("Connection refused", "refuses ssh", "start sshd there; another port belongs into ~/.ssh/config"),
     ("Host key verification failed", "has an unknown or a changed host key", "ssh {host}, once"),
-    ("Permission denied", "lets nobody in without a password", "ssh-copy-id {host}"),
+    ("Permission denied", "accepts no login without a password", "ssh-copy-id {host}"),
     ("timed out", f"does not answer within {CONNECT_S} s", "is it up, and is this its name in the network?"),
     ("No route to host", "cannot be reached: no route", "is it up, and is this its name in the network?"),
     ("Network is unreachable", "cannot be reached: no network", "is this its name in the network?"),
 )
-"""A text in ssh's error output, its meaning, and what to do about it."""
+"""Texts in ssh's error output, each with its meaning and a hint."""
 
 
 def failure_of(host: Host, status: int, stderr: str) -> Finding:
-    """Return why the agent did not run on a host, by its command's exit status and error output."""
+    """Return the finding that the agent did not run on a host, from the exit status and error output of its command."""
     last = next((line for line in reversed(stderr.splitlines()) if line.strip()), f"status {status}")
     if status == ssh.FAILED:
         known = ((message, hint) for text, message, hint in _SSH_ERRORS if text in stderr)
@@ -155,7 +162,7 @@ def failure_of(host: Host, status: int, stderr: str) -> Finding:
 
 
 def other_dslpar(host: Host, report: Mapping[str, object]) -> Finding:
-    """Return the finding about a host whose report has different fields from this version's."""
+    """Return the finding that a host has another dslpar version. Its report has other fields than this version's."""
     versions = report.get("versions")
     version = versions.get("dslpar") if isinstance(versions, dict) else "(unknown)"
     return _other_versions(host, f"has dslpar {version}, and this host another version")

@@ -1,4 +1,4 @@
-"""Local facts: what launchers need of this host (programs, cores, accelerators, environment, a free port)."""
+"""Local facts: the programs, cores, accelerators, environment and free port of this host, for making command lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dslpar.launch.agent import JOB, num_accelerators, num_cores
 FORWARDED = ("CUBLAS_", "CUDA_", "DS_", "DSLPAR_", "GLOO_", "NCCL_", "OMP_", "PYTHON", "PYTORCH_", "TORCH_", "UCX_")
 """Prefixes of the environment variables that are forwarded to ranks on other hosts."""
 _NOT_FORWARDED = ("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "DS_ENV_FILE", JOB)
-"""Exceptions to these, which hold for this host alone: its devices and folders."""
+"""Variables that are not forwarded in spite of their prefix: this host's devices and folders, and the job's mark."""
 
 
 def find_local_facts(cluster: Cluster | None, environ: Mapping[str, str]) -> LocalFacts:
@@ -46,13 +46,16 @@ def find_local_facts(cluster: Cluster | None, environ: Mapping[str, str]) -> Loc
 
 
 def _programs(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Find the launchers' programs. Each gets its bare name if a shell finds the same program by it, else its path."""
+    """Yield each launcher's installed programs, as pairs (name, command).
+
+    The command is the bare name if a shell finds the same program by this name, otherwise the program's path.
+    """
     beside, path = os.path.dirname(sys.executable), environ.get("PATH", os.defpath)
     yield "python", sys.executable
     known: set[str] = set()
     for launcher in LAUNCHERS.values():
-        # MPI and Slurm come from PATH. A launcher that starts ranks with its own Python must be the one beside this
-        # Python.
+        # MPI and Slurm are looked for in PATH first. A launcher that starts ranks with the Python it is installed in
+        # must be the one beside this Python.
         folders = (beside, path) if launcher.of_this_python else (path, beside)
         for name in {launcher.program, *launcher.remote_programs} - known:
             known.add(name)
@@ -62,6 +65,7 @@ def _programs(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _mpi_of(mpirun: str) -> str:
+    """Return the launcher that `mpirun` belongs to; for an unknown MPI, the first line of its version text."""
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60).stdout
     kinds = (name for name, launcher in LAUNCHERS.items() if any(text in version for text in launcher.mpirun_version))
     return next(kinds, version.strip().partition("\n")[0] or "unknown")

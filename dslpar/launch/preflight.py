@@ -1,12 +1,17 @@
 """Preflight: check a job's hosts before it starts, and report everything that is wrong at once.
 
-    preflight = check_hosts(hosts, checks)   # findings, a table for people, and what was learnt for the launch
+    preflight = check_hosts(hosts, checks)      # findings, a table for people, and facts for the launch
+    signal_job(["node1", "node2"], job_id, 15)  # during the job: send signal 15 to its processes on these hosts
 
-It finds hosts that cannot be reached, that differ from this one, or that cannot connect to each other. Without it ranks
-would find these errors one at a time, or by a time-out. Each host runs `python -m dslpar.launch.agent` over ssh (this
-host without ssh). Nothing there imports torch, so it takes about as long as one ssh command. If there are no errors so
-far, the first host listens at rank 0's port and the others connect to it: ssh alone does not show whether a firewall is
-between them, or whether they know each other's names.
+`check_hosts` finds hosts that cannot be reached, that differ from this host, or that cannot connect to the first host.
+Without it, ranks would run into these errors one at a time, or after a time-out. It has two phases:
+
+1. Each host runs `python -m dslpar.launch.agent inspect`: this host directly, the others over ssh. The agent does not
+   import torch, so this takes about as long as one ssh command.
+2. If there are no errors so far, the first host listens at rank 0's port, and the others connect to it. ssh alone does
+   not show whether a firewall is between the hosts, or whether they know the first host's name.
+
+`signal_job` runs the same agent over ssh. `dslpar launch` uses it for a job whose guards cannot pass a signal on.
 """
 
 from __future__ import annotations
@@ -35,11 +40,11 @@ from dslpar.launch.host_findings import CONNECT_S, HostChecks, HostResult
 
 T = TypeVar("T")
 MAX_CONNECTIONS = 64
-"""The most ssh connections that are open at a time."""
+"""The most ssh connections that are open at the same time."""
 _ANSWER_S = 30.0
-"""Time for a host to report: its Python may start from a busy file system."""
+"""Time for a host to report. Its Python may start slowly, from a busy file system."""
 _NUM_PEERS = 4
-"""The most peers towards which a host looks for its interface."""
+"""The most other hosts for which a host looks up its network interface."""
 _SSH_OPTIONS = tuple(f"ConnectTimeout={CONNECT_S}" if "Connect" in option else option for option in ssh.OPTIONS)
 _HEADER = ("host", "python", "dslpar", "torch", "deepspeed", "slots", "accelerators", "cores", "interface", "clock")
 
@@ -50,7 +55,7 @@ class Preflight(NamedTuple):
     results: tuple[HostResult, ...]
     findings: tuple[Finding, ...]
     interface: str = ""
-    """The interface by which all hosts reach each other; empty if its name differs or is unknown."""
+    """The network interface by which hosts reach each other; empty if its name is not the same on all of them."""
     port: int | None = None
     """The port for rank 0: the requested one, or a free one on the first host."""
 
@@ -72,7 +77,7 @@ def _row(result: HostResult) -> tuple[str, ...]:
 
 
 def check_hosts(hosts: Sequence[Host], checks: HostChecks) -> Preflight:
-    """Inspect all hosts concurrently."""
+    """Inspect all hosts concurrently. If that finds no errors, check that they can connect to the first host."""
     with _shared_mark(Path(checks.output_dir)) as (mark, error):
         queries = [_query(hosts, number, checks, mark) for number in range(len(hosts))]
         results = tuple(_map_concurrently(len(hosts), lambda number: _inspect(hosts[number], queries[number], checks)))
@@ -108,9 +113,9 @@ def _map_concurrently(count: int, function: Callable[[int], T]) -> Iterator[T]:
 
 @contextlib.contextmanager
 def _shared_mark(output_dir: Path) -> Iterator[tuple[str, str]]:
-    """Write a file that hosts see if they share the output folder; yield its path, or "" and the error.
+    """Write a temporary file that hosts see if they share the output folder; yield its path and "", or "" and an error.
 
-    If the output folder does not exist yet, the file goes to its nearest parent that does.
+    If the output folder does not exist yet, the file is written to its nearest existing parent.
     """
     folder = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.is_dir())
     mark = folder / f".dslpar_{secrets.token_hex(8)}"
@@ -126,24 +131,25 @@ def _shared_mark(output_dir: Path) -> Iterator[tuple[str, str]]:
 
 
 def _query(hosts: Sequence[Host], number: int, checks: HostChecks, mark: str) -> agent.Query:
-    """Return the query for one host: its interface towards the first hosts and, on the first host, rank 0's port."""
+    """Return the agent's query for host `number`. Only the first host checks rank 0's port."""
     peers = [host.address for host in hosts[:_NUM_PEERS] if host is not hosts[number]]
     return agent.Query(list(checks.files), mark, peers, (checks.port or 0) if number == 0 else 0)
 
 
 def _agent_command(host: Host, checks: HostChecks, *argv: str) -> tuple[str, ...]:
-    """Return the command that runs dslpar.launch.agent on a host; without ssh on this one."""
+    """Return the command that runs dslpar.launch.agent on a host: over ssh, or directly if it is this host."""
     command = (sys.executable, "-m", "dslpar.launch.agent", *argv)
     local = host.name in checks.local_hosts
     return command if local else ssh.command(host.name, command, checks.environ, os.getcwd(), _SSH_OPTIONS)
 
 
 def _inspect(host: Host, query: agent.Query, checks: HostChecks) -> HostResult:
+    """Run the agent on a host; return its report, or the reason why there is none."""
     start = time.time()
     try:
         done = _run(_agent_command(host, checks, "inspect", json.dumps(query._asdict())))
     except subprocess.TimeoutExpired:
-        message, hint = f"did not answer within {_ANSWER_S:.0f} s", "--no-checks where it is only slow"
+        message, hint = f"did not answer within {_ANSWER_S:.0f} s", "--no-checks if it is only slow"
         return HostResult(host, failure=host_findings.unreachable(host, message, f"ssh {host.name}; {hint}"))
     except FileNotFoundError:
         message = "cannot be reached: no ssh installed here"
@@ -171,8 +177,11 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _skew(remote_s: float, start_s: float, end_s: float) -> float:
-    """Return by how many seconds a remote clock is outside of the interval that passed here meanwhile."""
-    # It was read at an unknown time in that interval: only the part outside of it is known to be skew.
+    """Return by how many seconds a remote clock is ahead of this host's, negative if it is behind.
+
+    The remote clock was read at an unknown time between `start_s` and `end_s`, so 0 is returned if it lies between
+    them.
+    """
     return remote_s - end_s if remote_s > end_s else min(0.0, remote_s - start_s)
 
 
@@ -201,7 +210,7 @@ def _cannot_connect(hosts: Sequence[Host], port: int, checks: HostChecks) -> Ite
 
 @contextlib.contextmanager
 def _listening(first: Host, port: int, checks: HostChecks) -> Iterator[bool]:
-    """Make the first host listen at that port; yield whether it does."""
+    """Make the first host listen at a port; yield whether it listens."""
     command = _agent_command(first, checks, "listen", str(port))
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -209,6 +218,7 @@ def _listening(first: Host, port: int, checks: HostChecks) -> Iterator[bool]:
         assert listener.stdout is not None
         alarm = Timer(_ANSWER_S, listener.kill)  # a pipe is read without a time-out
         alarm.start()
-        listens = any(line.strip() == agent.LISTENING.encode() for line in listener.stdout)  # after other lines
+        # The host's shell may print other lines first.
+        listens = any(line.strip() == agent.LISTENING.encode() for line in listener.stdout)
         alarm.cancel()
-        yield listens  # afterwards its stdin is closed, which ends it
+        yield listens  # afterwards `with` closes the agent's stdin, which ends it

@@ -2,14 +2,16 @@
 
     status = supervise.run(launch, job)
 
-Each launcher runs in a session of its own, so that a signal reaches it only once, from a terminal or from `kill`.
-Processes that a dead launcher leaves behind become children of this process (Linux's "subreaper"), so that none of them
-outlives it on this host. Guards end the ranks on other hosts, at the latest when they lose this process.
+"This process" is `dslpar launch`. Each launcher runs in a session of its own, so that a signal from a terminal or from
+`kill` reaches it only once. Processes that a dead launcher leaves behind become children of this process (Linux's
+"subreaper"), so that none of them outlives this process on this host. On other hosts, each rank's guard
+(dslpar/watchdog) ends its rank, at the latest when it loses the connection to this process.
 
-SIGINT goes to the launchers, as a terminal would send it. SIGTERM, SIGHUP and SIGUSR1 go directly to the ranks, which
-save a checkpoint and exit. They bypass the launchers, because each launcher would end its ranks too soon in its own
-way. A second signal ends everything at once. A signal that comes within _REPEAT_S of the first does not count as second
-(a scheduler sends one, and a shell passes it on), nor does the SIGTERM that SIGUSR1 warns of.
+SIGINT is sent to the launchers, as a terminal would do. SIGTERM, SIGHUP and SIGUSR1 are sent directly to the ranks,
+which save a checkpoint and exit. These signals bypass the launchers, because each launcher would end its ranks too
+soon, in its own way. A second signal ends everything at once, with two exceptions. A repetition within _REPEAT_S does
+not count, because a scheduler may send a signal that a shell passes on as well. The SIGTERM that follows a SIGUSR1, its
+warning, counts as the first signal.
 """
 
 from __future__ import annotations
@@ -48,16 +50,17 @@ _POLL_S = 0.05
 _PATIENCE_S = 5.0
 """Time for ranks and launchers to end after a failure or SIGINT, before they are killed."""
 _LAUNCHER_S = 1.5
-"""Time for a launcher to end when no rank is left: ssh waits long for a host that is gone."""
+"""Time for a launcher to end when no guard is connected any more. Otherwise ssh would wait long for a lost host."""
 _STOP_PATIENCE_S = 3.0
-"""Time to end after SIGTERM, in addition to `train.term_grace`."""
+"""Time for ranks and launchers to end after SIGTERM, in addition to `train.term_grace`."""
 _REMOTE_PATIENCE_S = 3.0
 """Time for guards on other hosts to exit when the launchers are gone."""
 _PR_SET_CHILD_SUBREAPER = 36
 _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals after which ranks save a checkpoint and exit."""
 _HANDLED = (signal.SIGINT, *_STOPS)
 _REPEAT_S = 2.0
-"""A second signal to stop that comes sooner counts as the same one."""
+"""If a second signal to stop comes sooner than this, it counts as a repetition of the first."""
 
 
 class ReceivedSignal(NamedTuple):
@@ -71,9 +74,9 @@ class ReceivedSignal(NamedTuple):
 def run(launch: Launch, job: Job) -> int:
     """Run a job and return its exit status.
 
-    The status is 0 if every rank ended in order, 1 if one failed, and `train.requeue_status` if they were stopped. It
-    is 128 + n if signal n ended a rank, or told this process to end. Otherwise it is the result that ranks have
-    reported, or the launcher's own status.
+    The status is 0 if every rank ended in order, 1 if a rank failed, and `train.requeue_status` if the ranks stopped on
+    request. It is 128 + n if signal n ended a rank, or if this process got signal n and the ranks did not stop in
+    order. Otherwise it is the result that the ranks have reported, or the launcher's own status.
 
     Raises:
         DslparError: the output folder is not writable, so the job cannot start.
@@ -86,7 +89,7 @@ def run(launch: Launch, job: Job) -> int:
         try:
             supervised = _Supervised(launch, job, folder, receiver, received)
             supervised.wait()
-        except BaseException:  # a bug of ours must not leave a job that nobody supervises
+        except BaseException:  # a bug in dslpar must not leave a job that nobody supervises
             _send(descendants(os.getpid()), signal.SIGKILL)
             raise
         message, status = supervised.conclude()
@@ -98,7 +101,7 @@ def run(launch: Launch, job: Job) -> int:
 
 @contextlib.contextmanager
 def _collect_signals() -> Iterator[list[ReceivedSignal]]:
-    """Collect signals to this process, in order. A signal that is ignored (nohup) stays ignored."""
+    """Yield a list to which this process's signals are added as they come. Ignored signals (nohup) stay ignored."""
     received: list[ReceivedSignal] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -116,7 +119,12 @@ def _collect_signals() -> Iterator[list[ReceivedSignal]]:
 
 
 class _Supervised:
-    """One job, from its launchers' start to its last message. A class, since it holds state."""
+    """One job, from the start of its launchers to its last message.
+
+    The order of the calls: the constructor starts the launchers, `wait` runs them to their end, and `conclude` returns
+    the last message and the exit status. `folder`: the folder for the ranks' marks (dslpar/watchdog/marks.py), which
+    `receiver` fills if ranks are on other hosts. `received`: this process's signals so far.
+    """
 
     def __init__(
         self, launch: Launch, job: Job, folder: Path, receiver: Receiver | None, received: list[ReceivedSignal]
@@ -144,7 +152,11 @@ class _Supervised:
     # ---- while it runs ----
 
     def wait(self) -> None:
-        """Wait until everything has ended. After a failure or a signal there is a deadline; a second signal ends it."""
+        """Wait until all processes of the job have ended.
+
+        A failure or a signal sets a deadline, after which the processes on this host are killed. A second signal sets
+        the deadline to now.
+        """
         num_handled, deadline = 0, float("inf")
         while [launcher for launcher in self.launchers if launcher.poll() is None]:
             if self._poll_ranks() or any(launcher.returncode for launcher in self.launchers):
@@ -156,7 +168,7 @@ class _Supervised:
                 deadline = min(deadline, time.monotonic() + self._handle_signal(num_handled))
                 num_handled += 1
             self._signal_local_ranks()
-            if time.monotonic() > deadline:  # and again at each turn: a process may just be starting others
+            if time.monotonic() > deadline:  # repeat this at each turn: a process may just be starting others
                 _send(descendants(os.getpid()), signal.SIGKILL)
         self._end_all()
         self._poll_ranks()
@@ -170,11 +182,14 @@ class _Supervised:
         return self.watch.poll()
 
     def _held_back_s(self) -> float:
-        """Return how long guards may still wait for a better cause than an abort; 0 after a signal."""
+        """Return how long guards may still wait for a better cause than a rank's abort; 0 after a signal."""
         return 0.0 if self.received else self.watch.held_back_s()
 
     def _handle_signal(self, index: int) -> float:
-        """Handle one of the received signals. Return the seconds until everything must have ended."""
+        """Handle the received signal number `index`. Return the seconds until everything must have ended.
+
+        Return infinity for a signal that sets no deadline, and a negative number for a second signal.
+        """
         number, time_s = self.received[index]
         before = [received for received in self.received[:index] if received.number != signal.SIGUSR1]
         if index and number == signal.SIGUSR1:
@@ -186,15 +201,15 @@ class _Supervised:
 
     def _pass_on(self, number: int) -> float:
         """Pass a signal to the ranks or launchers. Return the seconds that they have to end."""
-        # Truthy if ranks can be reached: here, through their guards, or over ssh.
+        # Truthy if ranks can be reached: directly on this host, through their guards, or over ssh.
         reachable = self.receiver.connected > 0 or self.launch.hosts if self.receiver else self.watch.started()
         if number in _STOPS and reachable:
             self.stop_signal = signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
             if self.receiver is not None:
                 self.receiver.send_stop(self.stop_signal)
-                if len(self.receiver.met) < len(self.launch.ranks):  # some are behind a firewall, or late
+                if len(self.receiver.met) < len(self.launch.ranks):  # some guards are behind a firewall, or late
                     self._signal_by_ssh(signal.SIGTERM)
-            warning = number == signal.SIGUSR1  # a warning starts no deadline
+            warning = number == signal.SIGUSR1  # schedulers send it some time before SIGTERM: it sets no deadline
             return float("inf") if warning else self.job.spec.train.term_grace + _STOP_PATIENCE_S
         if self.launch.remote:  # DeepSpeed's launcher would react to a signal by ending all DeepSpeed jobs on all hosts
             _send(descendants(os.getpid()), signal.SIGKILL)
@@ -204,7 +219,7 @@ class _Supervised:
         return _PATIENCE_S
 
     def _signal_by_ssh(self, number: int) -> None:
-        """Signal the whole job over ssh, because missing guards cannot pass the signal on."""
+        """Send a signal to all processes of the job over ssh, because missing guards cannot pass it on."""
         preflight.signal_job([host.name for host in self.launch.hosts], self.launch.facts.job_id, number)
 
     def _signal_local_ranks(self) -> None:
@@ -215,7 +230,7 @@ class _Supervised:
                 _send([pid], number)
 
     def _end_all(self) -> None:
-        """End all processes that the launchers left, here and on other hosts, in the end by SIGKILL."""
+        """End all processes that the launchers have left, on this host and on other hosts, in the end by SIGKILL."""
         deadline = time.monotonic() + _PATIENCE_S + self._held_back_s()
         _send(_living(), signal.SIGTERM)
         while left := _living():
@@ -254,13 +269,13 @@ class _Supervised:
         if code:
             how = f"was ended by {signal.Signals(number).name}" if number else f"ended with status {code}"
             if self.launch.remote and code == ssh.FAILED:
-                how += ", which is ssh's own where a connection was lost, or never made"
-            message = f"dslpar launch: the launcher {how}{when}; what it and the ranks said stands above\n"
+                how += ", which is ssh's own status if a connection was lost, or never made"
+            message = f"dslpar launch: the launcher {how}{when}; its messages and those of the ranks are above\n"
             return message, 128 + number if number else code
         # Nothing is known of ranks on other hosts if no guard has connected.
         unknown = self.launch.remote and not self.watch.started()
         if not (self.watch.all_ended(self.launch.ranks) or unknown):
-            return f"dslpar launch: the launcher ended with status 0, and not every rank had ended{when}\n", 1
+            return f"dslpar launch: the launcher ended with status 0, but not every rank had ended{when}\n", 1
         return "", 0
 
     def _describe_stop(self, stopped: Stopped) -> str:
@@ -269,7 +284,7 @@ class _Supervised:
         if stopped.saved:
             saved = f"checkpoint saved in {visible(stopped.saved)}"
         if stopped.overdue:
-            saved = "what a rank was doing took too long, and was ended; the last checkpoint is as it was"
+            saved = "a rank did not stop in time, and was ended; the last checkpoint is unchanged"
         elif not stopped.saved and self.job.spec.train.save_interval == 0:
             saved = "nothing is saved, with train.save_interval=0"
         after = f" after step {stopped.step}" if stopped.step and not stopped.overdue else ""
@@ -277,9 +292,10 @@ class _Supervised:
 
 
 def _receiver(launch: Launch, job: Job, folder: Path) -> Receiver:
-    """Listen at our addresses towards the ranks' hosts, with the secret in the output folder, which all hosts share.
+    """Open the server for guards on other hosts, at this host's addresses towards them.
 
-    If all hosts are this machine, listen at the loopback address, with the secret in `folder`.
+    The job's secret is written to the output folder, which all hosts share. If all hosts are this machine, the server
+    listens at the loopback address, and the secret is written to `folder`.
 
     Raises:
         DslparError: the output folder is not writable.
@@ -290,7 +306,7 @@ def _receiver(launch: Launch, job: Job, folder: Path) -> Receiver:
     for name in [host.address for host in launch.hosts] or [socket.gethostname()]:
         with contextlib.suppress(OSError):  # a host whose name is unknown here: the others are enough
             addresses[network.source_towards(name)] = None
-    # In the order of the hosts, loopback last: guards try them one by one, and each try may take seconds.
+    # Loopback addresses come last: guards try the addresses one by one, and each try may take seconds.
     ordered = sorted(addresses, key=lambda address: address.startswith("127."))
     try:
         Path(job.output_dir).mkdir(parents=True, exist_ok=True)
@@ -300,7 +316,7 @@ def _receiver(launch: Launch, job: Job, folder: Path) -> Receiver:
 
 
 def _living() -> list[int]:
-    """Return our living descendants; reap those that have ended."""
+    """Return this process's living descendants; collect the exit statuses of children that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -316,7 +332,8 @@ def _send(pids: Iterable[int], number: int) -> None:
 def signal_of(code: int) -> int | None:
     """Return the signal in an exit status: mpirun's 128 + n, DeepSpeed's 256 - n, or -n if it ended the launcher.
 
-    255 yields None, although it is also DeepSpeed's status for SIGHUP: it is ssh's own, and C's exit makes it of -1.
+    255 yields None, although it is also DeepSpeed's status for SIGHUP: ssh itself exits with 255 if a connection fails,
+    and C programs that exit with -1 do so too.
 
     >>> signal_of(137), signal_of(247), signal_of(-9), signal_of(1), signal_of(255)
     (9, 9, 9, None, None)
@@ -328,7 +345,7 @@ def signal_of(code: int) -> int | None:
 
 
 def _last_checkpoint(output_dir: Path) -> str:
-    """Name the checkpoint from which --resume continues a run that saved none when it stopped; empty: no checkpoint."""
+    """Describe the newest checkpoint, for a run that saved none when it stopped; empty if there is no checkpoint."""
     from dslpar.reporting import run_list  # needed only here
 
     name = run_list.read_run(output_dir).checkpoint if output_dir.is_dir() else ""
@@ -336,7 +353,7 @@ def _last_checkpoint(output_dir: Path) -> str:
 
 
 def _last_step(output_dir: Path, start_s: float) -> str:
-    """Return ", after step N" by the metrics file of rank 0; empty if this run has not written it."""
+    """Return ", after step N" with the last step in rank 0's metrics file; empty if this run has not written it."""
     metrics = output_dir / run_dir.METRICS
     if not metrics.exists() or metrics.stat().st_mtime < start_s:
         return ""

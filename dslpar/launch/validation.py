@@ -1,6 +1,6 @@
-"""Validation of hosts: those that no launcher, or not this one, would start as requested.
+"""Validation of hosts: find hosts on which ranks would not start as requested.
 
-Mistakes of a single launcher are found in its own module.
+Each launcher's module (dslpar/cluster/launchers) has the checks for that launcher alone.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def findings(context: Context, launcher: Launcher) -> Iterator[Finding]:
 def _localhost_among_hosts(context: Context) -> Iterator[Finding]:
     loopback = [host for host in context.hosts if host.address in ("localhost", LOCALHOST, "::1")]
     if len(context.hosts) > 1 and loopback:
-        message = f"{loopback[0].name} is another machine on each host: the others could not reach it"
+        message = f"{loopback[0].name} means a different machine on each host, so the others could not reach this host"
         yield finding("HST207", message, "its name in the network", loopback[0].location)
 
 
 def _one_machine_twice(context: Context) -> Iterator[Finding]:
-    """Find two names of this machine: under one of them no rank would start."""
+    """Find several names of this machine in the hostfile. Ranks would start under only one of these names."""
     local = [host for host in context.hosts if host.name in context.facts.local_hosts]
     for host in local[1:]:
-        message = f"{host.name} is the same machine as {local[0].name}: this one"
+        message = f"{host.name} and {local[0].name} are the same machine, this host"
         hint = f"one line, with all of its slots: {local[0].name} slots={local[0].slots + host.slots}"
         yield finding("HST226", message, hint, host.location)
 

@@ -4,11 +4,14 @@
     client    RANK NONCE PROOF                  within STRANGER_S
     server    PROOF                             or it closes the connection; messages follow (protocol.py)
 
+The client is a guard. The server is the hub (rank 0's guard) or `dslpar launch`. RANK is the rank of the client.
+
 This is a challenge-response as in `multiprocessing.connection`, on raw bytes. From a client that is not authenticated,
-at most STRANGER_BYTES are read and no JSON is parsed. A proof is an HMAC-SHA256 over both sides' nonces, the client's
-rank, the service that it requests, and the speaker. So an overheard proof is worthless on any other connection, for
-another rank or service, and when it is sent back to its author. Later messages are neither encrypted nor signed, like
-all torch.distributed traffic: an attacker who can change packets between the hosts is not kept out.
+the server reads at most STRANGER_BYTES and parses no JSON. A proof is an HMAC-SHA256 over both sides' nonces, the
+client's rank, the requested service, and the side that sends the proof. An attacker who overhears a proof can therefore
+use it neither on another connection, nor for another rank or service, nor against the side that sent it. Later messages
+are neither encrypted nor signed, like all torch.distributed traffic. This does not keep out an attacker who can change
+packets between the hosts.
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ _ANSWER = re.compile(rb"(\d{1,9}) ([0-9a-f]{32}) ([0-9a-f]{64})")
 
 
 class Key(NamedTuple):
-    """A job's secret, for one of its services."""
+    """A job's secret, and the service that it is used for."""
 
     secret: str
     service: str
-    """`hub` or `launch`."""
+    """"hub" (rank 0's guard) or "launch" (`dslpar launch`)."""
 
     def proof(self, speaker: str, server_nonce: str, client_nonce: str, rank: int) -> str:
-        """Return the proof that `speaker`, client or server, knows the secret."""
+        """Return the proof that `speaker`, which is "client" or "server", knows the secret."""
         text = f"{self.service} {speaker} {server_nonce} {client_nonce} {rank}"
         return hmac.new(self.secret.encode(), text.encode(), "sha256").hexdigest()
 
@@ -44,8 +47,9 @@ class Answer(NamedTuple):
     """A client's answer to a server's greeting."""
 
     line: bytes
+    """The line to send."""
     proof: bytes
-    """The proof that the server must then send."""
+    """The proof that the server must send after this line."""
 
 
 def new_secret() -> str:
@@ -59,7 +63,7 @@ def greeting(nonce: str) -> bytes:
 
 
 def answer(key: Key, rank: int, line: bytes) -> Answer | None:
-    """Return a client's answer to a server's greeting; None if the greeting is invalid, or without a secret."""
+    """Return a client's answer to a server's greeting; None if the greeting is invalid, or if `key` has no secret."""
     if not key.secret or not (match := _GREETING.fullmatch(line)):
         return None
     server_nonce, nonce = match[1].decode(), new_secret()
@@ -68,7 +72,10 @@ def answer(key: Key, rank: int, line: bytes) -> Answer | None:
 
 
 def verify(key: Key, nonce: str, line: bytes) -> tuple[int, bytes] | None:
-    """Return the client's rank, and the line with the server's proof; None if the client's proof is invalid."""
+    """Check `line`, a client's answer to the greeting with `nonce`.
+
+    Return the client's rank, and the line with the server's proof; None if the client's proof is invalid.
+    """
     if not key.secret or not (match := _ANSWER.fullmatch(line)):
         return None
     rank, client_nonce = int(match[1]), match[2].decode()
@@ -82,7 +89,7 @@ def verify(key: Key, nonce: str, line: bytes) -> tuple[int, bytes] | None:
 
 
 def write_secret(path: Path, secret: str) -> None:
-    """Write a secret to a new file that only its owner may read: every user of a host can see command lines.
+    """Write a secret to a new file that only its owner may read. Every user of a host could see it in a command line.
 
     Raises:
         OSError: the file exists, or cannot be written.

@@ -1,12 +1,12 @@
-"""CPU progress: detect stuck processes by their CPU time. A busy machine slows processes, but does not stop them.
+"""CPU progress: detect stuck processes by their CPU time, which also works on a busy machine.
 
     progress = Progress(idle_s=60)
     while running:
         if progress.is_due() and progress.is_stuck(processor_use(pids)):
             ...                     # for a minute, none of them has had anything to compute
 
-Processes that wait for each other use almost no CPU time. Seconds in which a process could not run (it was ready to
-run, waited for a disk, or was stopped) do not count.
+Processes that wait for each other use almost no CPU time. Time in which a process was kept from running does not count:
+when it was ready to run and others ran, when it waited for a disk, or when it was stopped.
 """
 
 from __future__ import annotations
@@ -21,24 +21,30 @@ from dslpar.watchdog import processes
 IDLE_SHARE = 0.02
 """CPU time of a rank, as a share of the elapsed time, below which it counts as idle.
 
-Measured with torch 2.13 on 2 cores: each of 2, 4 or 8 deadlocked ranks uses 0.0026-0.0065, because the thread of gloo's
-device wakes a hundred times per second; after DeepSpeed's first step no more. A rank with something to compute gets
-more than that even beside 50 busy processes on a core, and is seen to be ready to run.
+Measured with torch 2.13 on 2 cores: each of 2, 4 or 8 deadlocked ranks uses a share of 0.0026-0.0065, because the
+thread of gloo's device wakes a hundred times per second. The share is not larger after DeepSpeed's first step. A rank
+with something to compute gets more CPU time than that even beside 50 busy processes on a core, and counts as ready to
+run.
 """
 _LEAST_IDLE_S = 0.05
-"""The smallest allowance: the kernel counts CPU time in ticks of 10 ms, separately for user and system time."""
+"""The least CPU time that counts as progress: the kernel counts in ticks of 10 ms, separately for user and system time.
+"""
 
 
 class Use(NamedTuple):
-    """CPU time of a process and its children, and whether one of them was kept from running."""
+    """CPU time of a process and its children, and whether one of them is kept from running."""
 
     cpu_s: float
     held_back: bool
-    """Ready to run, waiting for a disk, or stopped: then idleness is no sign of a deadlock."""
+    """Whether one is ready to run, waits for a disk, or is stopped. Then using no CPU time is no sign of a deadlock."""
 
 
 class Progress:
-    """Detects stuck processes from samples of their CPU time."""
+    """Detects stuck processes from samples of their CPU time.
+
+    `idle_s`: time without progress after which processes count as stuck. `interval_s`: time between two samples; None:
+    a twentieth of `idle_s`, at most 1 s.
+    """
 
     def __init__(self, idle_s: float, interval_s: float | None = None) -> None:
         self.idle_s = idle_s
@@ -55,11 +61,11 @@ class Progress:
     def is_stuck(self, used: Mapping[int, Use]) -> bool:
         """Add a sample, by process id, and return whether no process has progressed for `idle_s`."""
         now = time.monotonic()
-        # A long gap means that this process was held back, too.
+        # A long gap means that this process, which takes the samples, was kept from running too.
         elapsed_s = min(now - self._sampled, 2 * self.interval_s)
         self._sampled = now
         for pid, use in used.items():
-            # It falls when a child moves to another parent.
+            # The CPU time of a process and its children falls when a child moves to another parent.
             self._base[pid] = min(self._base.get(pid, 0.0), use.cpu_s)
         if any(use.cpu_s - self._base[pid] > self.allowance_s for pid, use in used.items()):
             self._base = {pid: use.cpu_s for pid, use in used.items()}
@@ -70,7 +76,7 @@ class Progress:
 
 
 def processor_use(pids: Iterable[int]) -> dict[int, Use]:
-    """Return the use so far of each process and its children; processes that have ended are left out."""
+    """Return the CPU use so far of each process with its descendants; processes that have ended are left out."""
     if not os.path.isdir("/proc"):
         return {pid: use for pid in pids if (use := _by_psutil(pid))}
     table = _table()
@@ -79,7 +85,10 @@ def processor_use(pids: Iterable[int]) -> dict[int, Use]:
 
 
 def use_of_each(pid: int) -> dict[int, Use]:
-    """Return the use so far of a process and of each of its descendants, separately: each waiting one uses a little."""
+    """Return the CPU use so far of a process and of each of its descendants, separately.
+
+    Each waiting process uses a little CPU time, so the sum over many of them could look like progress.
+    """
     if not os.path.isdir("/proc"):
         return processor_use([pid])
     table = _table()
@@ -111,7 +120,7 @@ def _use(rows: Iterable[list[str]]) -> Use:
 
 
 def _by_psutil(pid: int) -> Use | None:
-    """Return the use of the process alone, on a system without /proc."""
+    """Return the use of a process without its children, on a system without /proc; None if it has ended."""
     import psutil  # guards start without site-packages
 
     try:

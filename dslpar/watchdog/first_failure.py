@@ -1,11 +1,12 @@
-"""First failure: find the rank that failed first, from the ranks' marks (marks.py) and processes.
+"""First failure: in `dslpar launch`, find the rank that failed first, from the ranks' marks (marks.py) and processes.
 
-watch = JobWatch(folder)                # the folder that DSLPAR_REPORTS names, or that a Receiver fills
-watch.poll()                            # often, while the launcher runs: whether a rank has failed
-failure = watch.first_failure(None)     # at the end: the first, or None
+    watch = JobWatch(folder)                # the folder that DSLPAR_REPORTS names, or that a Receiver fills
+    watch.poll()                            # often, while the launcher runs: whether a rank has failed
+    failure = watch.first_failure(None)     # at the end: the first, or None
 
-An abort is weak evidence, since NCCL's watchdog aborts ranks that have lost a peer. Any other cause goes first, and
-`poll` reports an abort only after guards have had time to find a better cause.
+An abort (SIGABRT) is a weak failure: NCCL's watchdog aborts ranks that have lost a peer, so the abort may be the
+consequence of another failure. Any other cause goes first, and `poll` reports an abort only after guards have had time
+to find a better cause.
 """
 
 from __future__ import annotations
@@ -35,24 +36,26 @@ class Failure(NamedTuple):
     who: Rank
     time_s: float
     how: str
-    """The kind of failure: failed first, crashed first, was the first to end, by SIGKILL, ..."""
+    """How the rank failed: "failed first", "crashed first", "was the first to end, by SIGKILL", ..."""
     note: str = ""
+    """An addition to `how`."""
     trace: str = ""
+    """The traceback or stack; may be empty."""
     signal: int = 0
-    """The signal that ended it, if known."""
+    """The signal that ended the rank, if known; otherwise 0."""
     at: str = ""
-    """Its stage and step, as far as they are known."""
+    """The rank's stage and step, as far as they are known."""
     weak: bool = False
-    """Whether it may be the consequence of another failure: it is an abort, or followed one."""
+    """Whether this may be the consequence of another failure: it is an abort, or it followed an abort."""
 
     def describe(self, when: str) -> str:
-        """Describe the rank, its stage and step, and its end; then the traceback, if there is one.
+        """Describe the rank, its stage and step, and how it failed; then the traceback, if there is one.
 
         `when`: the job's progress, for a rank whose step is unknown.
         """
         note = f" ({self.note})" if self.note else ""
         who = f"{join_location(self.who, self.at)}, {self.how}" if self.at else f"{self.who} {self.how}{when}"
-        # Indented, so that no line of an exception's text can pass for one of dslpar's.
+        # Indent the traceback, so that no line of an exception's text can look like a line of dslpar's report.
         trace = indent(visible_lines(self.trace.rstrip()), "  ")
         return visible(f"{who}{note}") + (f":\n{trace}\n" if trace else "\n")
 
@@ -62,17 +65,17 @@ class _End(NamedTuple):
 
     time_s: float
     status: int | None
-    """Its wait status, if it could still be read."""
+    """The process's wait status; None if it could not be read any more."""
     after_abort: bool
-    """Whether an abort was known before, after which launchers kill the other ranks."""
+    """Whether an abort of another rank was known before. Launchers kill the other ranks after an abort."""
 
 
 class JobWatch:
-    """Watches a job's marks, and its ranks' processes, which show when a rank is gone without a mark.
+    """Watches a job's marks, and the processes of its ranks, which show when a rank is gone without a mark.
 
-    Marks stay known once they are read: a cleaner of /tmp may delete the folder of a job that runs for weeks. The
-    folder is then made again for new marks. `local`: whether the ranks are processes of this host. The guards of other
-    ranks report their ends.
+    Marks stay known once they are read, because a cleaner of /tmp may delete the folder of a job that runs for weeks.
+    Then the folder is made again for new marks. `local`: whether the ranks are processes of this host. Otherwise the
+    ranks' guards report how they ended.
     """
 
     def __init__(self, folder: Path, *, local: bool = True) -> None:
@@ -80,16 +83,16 @@ class JobWatch:
         self._marks: dict[str, Mark] = {}
         """Marks by file name."""
         self._passed_over: set[str] = set()
-        """Names of files that are invalid marks."""
+        """Names of files that are not valid marks."""
         self._gone: dict[int, _End] = {}
         """Ended processes by rank."""
         self._weak_since_s = 0.0
         """Time of the first weak failure that was seen, by this host's monotonic clock; 0: none."""
 
     def poll(self) -> bool:
-        """Note which processes are gone. Return whether a rank has failed, except by losing a peer.
+        """Note which processes are gone. Return whether a rank has failed; a lost peer alone does not count as failure.
 
-        A weak failure counts only after it was held back for long enough.
+        A weak failure counts only HELD_BACK_S after it was seen, so that guards have time to find a better cause.
         """
         for who in self.started() if self.local else ():
             if who.rank not in self._gone and (status := _wait_status(who.pid)) is not None:
@@ -102,7 +105,7 @@ class JobWatch:
         return any(not failure.weak or not self.held_back_s() for failure in causes)
 
     def held_back_s(self) -> float:
-        """Return how long a weak failure that was seen is still held back; 0 without one."""
+        """Return for how long a weak failure that was seen does not count yet; 0 if none was seen."""
         since_s = time.monotonic() - self._weak_since_s
         return max(0.0, HELD_BACK_S - since_s) if self._weak_since_s else 0.0
 
@@ -112,18 +115,21 @@ class JobWatch:
         return [mark for _, mark in sorted(self._marks.items()) if isinstance(mark, Rank)]
 
     def all_ended(self, ranks: range) -> bool:
-        """Return whether all of these ranks ended in order."""
+        """Return whether all ranks in `ranks` ended in order."""
         self._read_marks()
         return all(f"{rank}.ended" in self._marks for rank in ranks)
 
     def stopped(self) -> Stopped | None:
-        """Return the most informative mark of the ranks that stopped on request; None if no rank did."""
+        """Return the most informative mark of the ranks that stopped on request; None if no rank stopped on request.
+
+        A mark with a checkpoint is preferred, then one of a rank that stopped in time, then the latest step.
+        """
         self._read_marks()
         ends = [mark for mark in self._marks.values() if isinstance(mark, Stopped)]
         return max(ends, key=lambda end: (end.saved != "", not end.overdue, end.step), default=None)
 
     def result(self) -> Result | None:
-        """Return the result of ranks that ended in order but without success; None if there is no such mark."""
+        """Return the nonzero result of a rank that ended in order; None if there is no such mark."""
         self._read_marks()
         return next((mark for mark in self._marks.values() if isinstance(mark, Result)), None)
 
@@ -133,7 +139,8 @@ class JobWatch:
         Weak failures count only if there are no others, and consequences only if there are no causes.
 
         `launcher_signal`: the signal in the launcher's exit status, for a rank whose own status is unknown. `before_s`:
-        the time of a signal to end the job, since the epoch. Later failures are consequences of that signal.
+        the time, since the epoch, of a signal to end the job. Later failures are consequences of that signal, and are
+        left out.
         """
         self._read_marks()
         failures = self._causes(launcher_signal) or self._consequences()
@@ -158,7 +165,7 @@ class JobWatch:
         except FileNotFoundError:
             with contextlib.suppress(OSError):
                 self.folder.mkdir(mode=0o700)
-                _write(f"{self.folder} was deleted while the job runs, and is made anew: do cleaners spare it?")
+                _write(f"{self.folder} was deleted while the job runs, and is made again: exclude it from cleaners")
             return
         for name in sorted(set(names) - self._marks.keys() - self._passed_over):
             number, _, kind = name.partition(".")
@@ -169,7 +176,7 @@ class JobWatch:
                 self._marks[name] = mark
             else:
                 self._passed_over.add(name)
-                _write(f"{self.folder / name} is no mark of a rank, and is passed over")
+                _write(f"{self.folder / name} is not a valid mark of a rank, and is ignored")
 
     def _causes(self, launcher_signal: int | None) -> list[Failure]:
         found = [mark for mark in self._marks.values() if isinstance(mark, Verdict)]
@@ -194,7 +201,7 @@ class JobWatch:
                 yield Failure(who, time_s, verdicts.describe_abort(stack), "", stack, signal.SIGABRT, at, weak)
             elif verdicts.FATAL in stack:
                 yield Failure(who, time_s, "crashed first", trace=stack, at=at)
-            elif not stack and not left and status not in STOPS:  # STOPS: somebody has ended it on purpose
+            elif not stack and not left and status not in STOPS:  # STOPS: somebody has ended the rank on purpose
                 weak = weak and after_abort and verdicts.is_kill(status)
                 yield _silent_failure(Failure(who, time_s, "ended", at=at, weak=weak), status, launcher_signal)
 
@@ -208,9 +215,9 @@ class JobWatch:
 
 
 def _wait_status(pid: int) -> int | None:
-    """Return the wait status of a process that has ended, -1 if its parent has read it already; None if it lives.
+    """Return the wait status of a process that has ended; None if it runs. -1: its parent has already read the status.
 
-    psutil has no status of a process that is not this one's child.
+    psutil knows the status only of child processes.
     """
     fields = stat(pid)
     if not fields or fields[0] == "X":
@@ -221,7 +228,7 @@ def _wait_status(pid: int) -> int | None:
 def _silent_failure(failure: Failure, status: int | None, launcher_signal: int | None) -> Failure:
     """Complete the failure of a rank that left no mark.
 
-    Either a signal that nothing can catch ended it, or it left past the interpreter (os._exit).
+    Either a signal that nothing can catch ended the rank, or it exited without Python's exit hooks (os._exit).
     """
     number = (launcher_signal or 0) if status is None else status & 0x7F
     if status is not None and not number:

@@ -4,12 +4,12 @@
     parse(text)                     # in a guard: the rank's progress in each process group
 
 torch records the last collectives of NCCL and gloo by process group and number (TORCH_FR_BUFFER_SIZE of them; 0: none).
-torch's `torchfrtrace` compares all ranks' records after they were dumped to files. Here they are compared while the job
-hangs, by the same rule: a rank that has enqueued fewer collectives than its peers in a group is the one they wait for.
-Sends between two ranks are left out. One ring buffer holds the last collectives of all groups together, so nothing is
-known of a group that is missing from a rank's record.
+torch's `torchfrtrace` compares all ranks' records after they were dumped to files. dslpar compares them while the job
+hangs (hang_analysis.py), by the same rule: if a rank has enqueued fewer collectives in a group than its peers, the
+peers wait for this rank. Sends between two ranks are left out. One ring buffer holds the last collectives of all groups
+together, so a group that is missing from a rank's record may have been used or not.
 
-This module imports only the standard library, because guards load it.
+This module imports only the standard library, because guards load it and start in milliseconds.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _LINE = re.compile(r"^  (\S+) \(group (\S+)\): (\d+) enqueued, (\d+) done(?:; wa
 
 
 class GroupRecord(NamedTuple):
-    """A rank's progress in one process group. All ranks of a group count its collectives alike, from 1."""
+    """A rank's progress in one process group. Collectives have numbers from 1, the same on all ranks of the group."""
 
     name: str
     """The group's purpose (tensor, data, ...), or torch's own name."""
     enqueued: int
+    """The number of the last collective that the rank has enqueued."""
     done: int
     """Every collective up to this number has ended."""
     waits_in: str
@@ -44,7 +45,10 @@ class GroupRecord(NamedTuple):
 
 
 def record() -> str:
-    """Return this process's record; empty if torch has none. It imports nothing, since the import lock may be held."""
+    """Return this process's flight record; empty if torch has recorded nothing.
+
+    This function imports nothing, because a hanging thread may hold the import lock.
+    """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     dumps = [getattr(c10d, name) for name in _DUMPS if hasattr(c10d, name)]
     return format_entries([entry for dump in dumps for entry in json.loads(dump(True, False)).get("entries", ())])
@@ -54,7 +58,7 @@ def format_entries(entries: Any) -> str:
     """Format a dump's entries, one line per process group; empty without entries."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for entry in entries:
-        if not entry["is_p2p"]:  # a send, which is numbered per pair of ranks
+        if not entry["is_p2p"]:  # sends and receives are left out: they are numbered per pair of ranks
             groups.setdefault(" ".join(entry["process_group"]), []).append(entry)
     lines = [_line(group) for _, group in sorted(groups.items())]
     return "\n".join([HEADER, *lines]) + "\n\n" if lines else ""
@@ -81,6 +85,6 @@ def split(text: str) -> tuple[str, str]:
 
 
 def parse(text: str) -> dict[str, GroupRecord]:
-    """Parse the text of `record`, by torch's group names, which are the same on all ranks of a group."""
+    """Parse the text of `record`. Keys are torch's group names, which are the same on all ranks of a group."""
     found = _LINE.findall(split(text)[0])
     return {group: GroupRecord(name, int(last), int(done), waits) for name, group, last, done, waits in found}

@@ -1,23 +1,39 @@
 """Guard: a small process beside each rank, which watches the rank and reports when it hangs or dies.
 
-The rank starts its guard (rank_monitor.py) before the ranks meet, and outside of a user's program before it imports
-torch. The guard is a child of the rank, uses little memory, and exits after it. It does what a thread of the rank could
-not: send beats while the rank holds Python's lock for minutes, collect its stacks while it hangs in C, report that it
-was killed and by which signal, and end it in any case.
+Each rank starts a guard as a child process (rank_monitor.py) before the ranks connect to each other. In dslpar's own
+commands, a rank does so before it imports torch. A user's program has usually imported torch by then. The guard uses
+little memory, and exits after the rank. The guard can do what a thread of the rank could not:
 
-Rank 0's guard is the job's hub. The others connect to it once the ranks have met, and send one beat per second.
+- send beats (messages with the rank's phase and step) while the rank holds Python's lock for minutes
+- collect the rank's stacks while the rank hangs in C
+- report that the rank was killed, and by which signal
+- end the rank in any case
 
-    a rank fails or is gone         its guard reports to the hub, and the hub to all others: each ends its rank at once
-    a rank aborts                   the cause may be elsewhere, since NCCL's watchdog aborts a rank that lost a peer:
-                                    its guard ends the job HELD_BACK_S later, unless a better cause is reported before
-    a host is gone                  the hub gets no message from it for SILENCE_S, and its guards none from the hub;
-                                    launchers that wait for the host are ended too (orphans.py)
+Rank 0's guard is the job's hub. The other guards connect to the hub once the ranks are connected, and send it one beat
+per second.
+
+    a rank fails or is gone         the rank's guard reports it to the hub, the hub reports it to all other guards, and
+                                    each guard ends its rank at once
+    a rank aborts (SIGABRT)         NCCL's watchdog also aborts a rank that lost a peer, so the cause may be elsewhere:
+                                    the aborted rank's guard ends the job HELD_BACK_S later, unless a better cause is
+                                    reported before
+    a host is gone                  the hub gets no message from the host for SILENCE_S, and the host's guards get none
+                                    from the hub; launchers that wait for the host are ended too (orphans.py)
     no step within the time-out     the hub asks all guards for their ranks' stacks, and names the blocking rank
-    SIGTERM                         the guard sees it at once (`signal.set_wakeup_fd`); after the grace period it ends
-                                    the rank
+    SIGTERM to a rank               the guard sees the signal at once (`signal.set_wakeup_fd`), and ends the rank after
+                                    the grace period
 
-The guard is a state machine: an event's action depends on the state of the job. Besides, two deadlines apply to the
-rank alone (rank_process.py). This table shows TRANSITIONS below: the action, and the next state if that is another one.
+The guard is a state machine. Its action at an event depends on its state:
+
+    WATCHING      nothing is wrong
+    COLLECTING    a rank is stuck, and this guard waits for the stacks of all ranks
+    HOLDING       this guard's rank has aborted, and the guard waits HELD_BACK_S for a better cause
+    ENDING        the job has failed, and this guard's rank was ordered to end
+    GONE          this guard's rank is gone, everything is reported, and the guard exits
+
+Each cell of this table (TRANSITIONS below) has the action, and the next state if the state changes. A dash means that
+nothing happens. GRACE_OVER and KILL_DUE are the ends of the rank's two deadlines (rank_process.py): the time to stop
+after SIGTERM, and the time after which the rank is killed.
 
     event             WATCHING                      COLLECTING              HOLDING           ENDING                GONE
     JOB_FAILED        pass_on -> ENDING             pass_on -> ENDING       pass_on -> GONE   -                     -
@@ -38,9 +54,10 @@ rank alone (rank_process.py). This table shows TRANSITIONS below: the action, an
     STOP_ORDERED      signal_rank                   signal_rank             -                 signal_rank           -
     LAUNCH_LOST       end_orphan                    end_orphan              -                 end_orphan            -
 
-A guard that was itself held up (its machine swapped, or its virtual machine was moved) subtracts that time before it
-blames a rank. NVIDIA's resiliency extension, too, detects hangs in a process of its own. The analysis of all ranks'
-stacks, which looks for the rank missing from the collective that the others wait in, follows PyTorch's flight recorder.
+A guard may be held up itself, because its machine swaps or its virtual machine is moved. It subtracts that time before
+it blames a rank. NVIDIA's resiliency extension also detects hangs from a separate process. The analysis of all ranks'
+stacks follows PyTorch's flight recorder: it looks for the rank that is missing from the collective in which the others
+wait.
 """
 
 from __future__ import annotations
@@ -68,75 +85,77 @@ from dslpar.watchdog.status_page import TOO_LATE, Ending, Progress, join_locatio
 from dslpar.watchdog.verdicts import Failure
 
 SETTINGS = "DSLPAR_GUARD"
-"""The environment variable with a guard's settings. It holds the secret, and command lines are public."""
+"""The environment variable with a guard's settings. They include the job's secret, and command lines are public."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
-"""Signals that a guard ignores: they are sent to its rank's process group, and meant for the rank."""
+"""Signals that a guard ignores. They are sent to the process group that it shares with its rank, to reach the rank."""
 _POLL_S = 0.1
 _EARLY_S = 0.25
-"""Time after which a beat may follow another if the rank has entered another phase."""
+"""The least time between two beats if the rank has entered another phase."""
 _PAUSE_S = 2.0
-"""A longer gap between two turns of the loop counts as a pause of this guard, and is forgiven."""
+"""A longer gap between two turns of the loop counts as a pause of this guard, and is subtracted from waiting times."""
 _LAUNCHERS_S = 2.0
-"""Time for launchers to end by themselves when a host and our rank are gone."""
+"""Time for launchers to end by themselves when a host and this guard's rank are gone."""
 _COLLECT_S = 3.0
 """Time for all ranks to show their stacks."""
 
 
 class State(Enum):
-    """State of the job, as far as the guard knows it."""
+    """State of a guard: what it knows about its rank and the job."""
 
     WATCHING = auto()
     """Nothing is wrong."""
     COLLECTING = auto()
-    """A rank is stuck, and all guards are asked for stacks. Only the hub, or a guard without a hub, enters it."""
+    """A rank is stuck, and all guards are asked for stacks. Only the hub, or a guard without a hub, enters this state.
+    """
     HOLDING = auto()
-    """The rank is gone, most likely for a cause elsewhere, and the guard waits for that cause."""
+    """This guard's rank has aborted, or was killed after another rank's abort. The guard waits for a better cause."""
     ENDING = auto()
-    """The job has failed, and the rank was ordered to end."""
+    """The job has failed, and this guard's rank was ordered to end."""
     GONE = auto()
-    """The rank is gone, and the guard exits."""
+    """This guard's rank is gone, and the guard exits."""
 
 
 class Event(Enum):
     """Events that a guard reacts to."""
 
     JOB_FAILED = auto()
-    """This rank has failed; or, in the hub, another rank's guard reports that its rank has."""
+    """This guard's rank has failed. In the hub also: another guard reports that its rank has failed."""
     JOB_ENDS = auto()
     """The hub orders the end of the job."""
     RANK_GONE = auto()
+    """This guard's rank is gone, in any way except RANK_ABORTED."""
     RANK_ABORTED = auto()
-    """The rank is gone by an abort, or was killed after another rank's abort."""
+    """This guard's rank has aborted, or was killed after another rank's abort."""
     PEER_ABORTED = auto()
-    """Another rank has aborted. Its guard reports that to the hub, and the hub to all guards."""
+    """Another rank has aborted. That rank's guard reports it to the hub, and the hub reports it to all guards."""
     HOLD_OVER = auto()
     """No better cause than the abort was reported in time, or all other guards have left."""
     HOST_SILENT = auto()
-    """No message came from a host (in the hub), or from the hub (in another guard), for too long."""
+    """In the hub: no message came from a host for too long. In another guard: no message came from the hub."""
     HUB_UNREACHABLE = auto()
     """No connection to the hub was ever made."""
     RANK_STUCK = auto()
-    """This rank has exceeded its phase's time limit."""
+    """This guard's rank has exceeded the time limit of its phase, such as a step."""
     STACKS_WANTED = auto()
-    """Some rank is stuck, and this guard must find out why."""
+    """Some rank is stuck, and this guard must collect stacks to find the rank to blame."""
     STACKS_COLLECTED = auto()
     """All guards have sent their ranks' stacks, or time is up."""
     SHOW_STACKS = auto()
-    """The hub asks for the stacks of this rank."""
+    """The hub asks for the stacks of this guard's rank."""
     SIGTERM_RECEIVED = auto()
-    """The rank got SIGTERM, which it handles by stopping in order."""
+    """The rank got SIGTERM, and handles it by stopping in order."""
     GRACE_OVER = auto()
     """The rank has not stopped within its grace period."""
     KILL_DUE = auto()
     """The rank was ordered to end by itself, and has not."""
     STOP_ORDERED = auto()
-    """`dslpar launch` has a signal for the rank."""
+    """`dslpar launch` orders this guard to send its rank a signal."""
     LAUNCH_LOST = auto()
     """`dslpar launch` is gone."""
 
 
 class Guard:
-    """One rank's guard. A class, since it holds state: what has happened so far."""
+    """One rank's guard; the module's docstring describes it. The methods below `actions` are those of TRANSITIONS."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.rank = settings, RankProcess(settings)
@@ -156,9 +175,11 @@ class Guard:
         self._pidfd = -1
         """The rank's pidfd; -1 on an old kernel without one, where _tick checks instead."""
         self._end_noticed = False
+        """Whether the rank's end was noticed."""
         self._held: Verdict | None = None
-        """The verdict that is held back; `_held_since_s` is the time since when."""
+        """The verdict on the rank's abort, which is held back in state HOLDING."""
         self._held_since_s = 0.0
+        """Time since which it is held back."""
         self._stops: set[int] = set()
         """Numbers of the signals that `dslpar launch` has sent for the rank."""
 
@@ -173,17 +194,19 @@ class Guard:
         self._leave()
 
     def handle(self, event: Event, *details: object) -> None:
-        """Run the event's action in this state, then enter the next state. An action may itself cause an event."""
-        self.now = time.monotonic()  # an old value, after a pause of ours, would set deadlines that are over already
+        """Run the event's action in the current state, then enter the next state. An action may cause another event."""
+        self.now = (
+            time.monotonic()
+        )  # after a pause of this guard, an old time would set deadlines that are over already
         transition = TRANSITIONS[event].get(self.state)
         if transition is not None:
             transition.action(self, *details)
             self.state = transition.next or self.state
 
     def _open(self) -> None:
-        # Now, while the rank lives: its ancestors cannot be found later.
+        # Find the launchers while the rank lives: the ancestors of a dead process cannot be found.
         self.launchers = orphans.launchers_of(self.settings.pid)
-        with contextlib.suppress(OSError, AttributeError):  # an old kernel; then _tick notices
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel: _tick notices the rank's end instead
             self._pidfd = os.pidfd_open(self.settings.pid)
             self.poller.watch(self._pidfd, self._notice_end)
         self.poller.watch(self.settings.signals, self._read_signals)
@@ -194,7 +217,10 @@ class Guard:
         self.launch.connect()
 
     def _listen(self, hub: Hub) -> int:
-        """Open the hub's server, if possible at an earlier guard's port, where the other guards look for it."""
+        """Open the hub's server; return its port.
+
+        If this guard replaces an earlier one, it tries that one's port first, where the other guards look for the hub.
+        """
         settings = self.settings
         listen = partial(hub.listen, settings.secret, settings.world_size, loopback=settings.loopback)
         try:
@@ -203,7 +229,7 @@ class Guard:
             return listen()
 
     def _tick(self) -> None:
-        """Check everything that depends on time."""
+        """Check everything that depends on time, in this order: the rank's end, messages, deadlines, silence, hangs."""
         self.now = time.monotonic()
         paused_s, self._ticked_s = self.now - self._ticked_s, self.now
         if paused_s > _PAUSE_S:
@@ -230,7 +256,7 @@ class Guard:
             self.handle(Event.HOLD_OVER)
 
     def _notice_end(self) -> None:
-        """Find out, once, how the rank has ended. Do so at once: its wait status is lost when its parent reads it."""
+        """Judge, once, how the rank has ended. This must be quick: the wait status is lost when its parent reads it."""
         if self._end_noticed:
             return
         self._end_noticed = True
@@ -239,9 +265,12 @@ class Guard:
         self.handle(Event.RANK_ABORTED if verdict is not None and verdict.weak else Event.RANK_GONE, verdict)
 
     def _judge_death(self) -> Verdict | None:
-        """Return the verdict about a rank that is gone; None if it ended in order, was ended, or reported an error."""
+        """Return the verdict on the rank's death.
+
+        None: the rank ended in order, was ordered to end, or has reported an error itself.
+        """
         rank, status = self.rank, self.rank.wait_status()
-        self._relay_marks()  # its last mark may be newer than the last tick, and shows how it ended
+        self._relay_marks()  # the rank's last mark shows how it ended, and may be newer than the last tick
         told = rank.page.ending or self.state is State.ENDING or rank.has_marked("error") or status in STOPS
         exited, stack = rank.has_marked("ended"), rank.read("stack")
         stopping = status is None and stack and verdicts.FATAL not in stack  # then SIGTERM made it write the stack
@@ -257,8 +286,11 @@ class Guard:
         return self.now - self._held_since_s > HELD_BACK_S or self.link.left or all_left
 
     def _forgive(self, paused_s: float) -> None:
-        """Subtract our own pause from all waiting times: others may have sent messages, and our rank have paused."""
-        if self.link.received_s:  # 0: the hub was not met yet
+        """Subtract this guard's own pause from all waiting times.
+
+        Meanwhile the other guards may have sent messages that were not read, and the rank may have paused as well.
+        """
+        if self.link.received_s:  # 0: the hub has sent nothing yet
             self.link.received_s = min(self.now, self.link.received_s + paused_s)
         self.link.wanted_s += paused_s if self.link.wanted_s else 0
         self._held_since_s = min(self.now, self._held_since_s + paused_s)
@@ -267,7 +299,7 @@ class Guard:
             peer.received_s = min(self.now, peer.received_s + paused_s)
 
     def _relay_marks(self) -> None:
-        """Send the rank's new marks to `dslpar launch` on another host. A mark of a failure is also an event."""
+        """Send the rank's new marks to `dslpar launch` on another host. A mark of a failure also causes JOB_FAILED."""
         for name, text in self.rank.new_marks():
             self.launch.send_mark(f"{self.settings.rank}.{name}", text)
             mark = marks.parse(name, text)
@@ -301,6 +333,7 @@ class Guard:
         yield from (peer.connection for peer in (self.hub.peers.values() if self.hub else ()))
 
     def _look_for_silence(self) -> None:
+        """Detect hosts that send nothing (in the hub), or a hub that sends nothing (in the other guards)."""
         own = self.rank.page.progress()
         # After an abort mpirun kills the other ranks and their guards. Their hosts are not gone, and the abort must be
         # reported first.
@@ -334,7 +367,7 @@ class Guard:
         return {**self._hello(), **end}
 
     def _hello(self) -> Message:
-        """Return a guard's first message: its name and progress, and an abort that the other side may not know of."""
+        """Return a guard's first message: its rank's name and progress, and whether the guard knows of an abort."""
         aborted = {"aborted": True} if self.rank.page.abort_seen else {}
         return {"who": str(self.rank.who), "host": self.settings.host, "at": self._at(), **aborted}
 
@@ -369,7 +402,7 @@ class Guard:
     # ---- actions ----
 
     def pass_on(self, failure: Failure) -> None:
-        """Report a failure to the hub, which ends the job. The hub itself, or a guard without one, ends it directly."""
+        """Report a failure to the hub, which ends the job. The hub itself, or a guard without a hub, ends the job."""
         self.link.tried_s = 0.0  # connect at once, even if the last attempt was just now
         self._connect_to_hub()
         self.link.complete(SILENCE_S)  # the hub may be there, but busy
@@ -389,7 +422,7 @@ class Guard:
         self.rank.end(Ending.JOB_FAILED, self.now)
 
     def _publish(self, failure: Failure) -> None:
-        """Report a verdict once, by the guard that found it: to `dslpar launch`, or else on the terminal."""
+        """Report the verdict that this guard has found: to `dslpar launch` if possible, otherwise on the terminal."""
         if (verdict := failure.verdict) is None:
             return
         self._mark(verdict)
@@ -398,7 +431,7 @@ class Guard:
             _write(verdict.message(verdicts.held_note(failure.held_s) if verdict.weak else ""))
 
     def _mark(self, verdict: Verdict) -> None:
-        """Write the mark of a verdict, here and at `dslpar launch`."""
+        """Write the mark of a verdict to the rank's folder, and send it to `dslpar launch` on another host."""
         name, text = f"{verdict.who.rank}.verdict", json.dumps(verdict)
         self.launch.send_mark(name, text)
         with contextlib.suppress(OSError):
@@ -421,7 +454,10 @@ class Guard:
             self.handle(Event.JOB_FAILED, Failure(verdict))
 
     def hold_back(self, verdict: Verdict) -> None:
-        """Wait for a better cause. `dslpar launch` gets the verdict now, and waits too: this guard may be killed."""
+        """Hold a verdict on an abort back, and wait for a better cause.
+
+        `dslpar launch` gets the verdict at once, since this guard may be killed, and also waits for a better cause.
+        """
         self._held, self._held_since_s = verdict, self.now
         self._mark(verdict)
         if self.link.connection is not None:
@@ -429,10 +465,10 @@ class Guard:
         self.note_abort()
 
     def note_abort(self) -> None:
-        """Remember that some rank has aborted, and make all guards remember it.
+        """Remember that some rank has aborted. The hub makes all other guards remember it.
 
-        Ranks that lose the aborted rank as a peer then wait longer to be ended. A rank that a launcher kills after the
-        abort is not blamed, and a rank that waits for the aborted one is not reported as hanging.
+        This has three effects. Ranks that lose the aborted rank as a peer wait longer to be ended. A rank that a
+        launcher kills after the abort is not blamed. A rank that waits for the aborted rank is not reported as hanging.
         """
         if self.hub is not None and not self.rank.page.abort_seen:
             self.hub.broadcast({"aborted": True})
@@ -447,10 +483,10 @@ class Guard:
         if not self.link.unreachable:
             self.link.unreachable = True
             hub = self.rank.page.hub.rpartition(":")[0]
-            self._log(f"cannot reach the guard of rank 0 at {hub}: faults elsewhere are not told here")
+            self._log(f"cannot reach the guard of rank 0 at {hub}: failures elsewhere are not reported here")
 
     def report_stuck(self, reason: str) -> None:
-        """Report the stuck rank to the hub. Without a hub, or when rank 0 has left in order, analyse the hang here."""
+        """Report the stuck rank to the hub. Without a hub, or if rank 0 has left in order, analyse the hang here."""
         if self.link.connection is None or self.link.left:
             self.handle(Event.STACKS_WANTED, reason)
         else:
@@ -520,8 +556,8 @@ class Guard:
             connection.finish()
         if self.settings.private:
             shutil.rmtree(self.rank.folder, ignore_errors=True)
-        # In a new process, since DeepSpeed's launcher waits for this one to end, and without the ranks' stderr, since
-        # OpenMPI's launcher waits until that is closed.
+        # End the launchers from a new process, because DeepSpeed's launcher waits for this one to end. The new process
+        # closes the ranks' stderr, because OpenMPI's launcher waits until that is closed.
         if self.host_lost and self.launchers and not os.fork():
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             orphans.end(self.launchers, _LAUNCHERS_S)
@@ -570,7 +606,7 @@ TRANSITIONS: Mapping[Event, _Row] = {
     Event.STOP_ORDERED: _in(_ALIVE, Guard.signal_rank),
     Event.LAUNCH_LOST: _in(_ALIVE, Guard.end_orphan),
 }
-"""Each event's action per state, as in the module's docstring. In a state that its row lacks it does nothing."""
+"""Actions by event and state, as in the module's docstring. An event is ignored in a state that its row lacks."""
 
 
 def main() -> None:

@@ -4,8 +4,9 @@
     poller.poll(0.1); server.expire()               # again and again
     server.connections[3].send({"show": True})      # to rank 3's guard, once it has joined
 
-Each client is authenticated first (authentication.py), and is a stranger until then. The number of strangers is
-limited: the oldest makes room for the newest, and each has at most STRANGER_S. After that each rank has one connection.
+The clients are guards. Each client must first authenticate itself (authentication.py), and is called a stranger until
+then. The number of strangers is limited: if there are too many, the oldest is disconnected. A stranger has STRANGER_S
+to authenticate itself. Afterwards each rank's guard has one connection, and a new one replaces it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from dslpar.watchdog.messages import Fields
 from dslpar.watchdog.protocol import Connection, Poller
 
 _MAX_STRANGERS = 64
-"""The most strangers in addition to a job's ranks, which may all connect at once."""
+"""The limit of strangers is this plus the number of ranks, because all ranks' guards may connect at once."""
 _MAX_ACCEPTED = 16
-"""The most connections that one call accepts."""
+"""The most connections that one call of `_accept` accepts."""
 
 
 class _Stranger:
@@ -37,10 +38,11 @@ class _Stranger:
 
 
 class Server:
-    """Accepts and authenticates guards' connections.
+    """Accepts and authenticates guards' connections, whenever the poller is polled.
 
-    `ranks`: the ranks whose guards may connect. `on_join` is called with each new connection. `on_stranger` is called
-    once, with the address of the first client that sent a wrong answer.
+    `key`: the job's secret. `ranks`: the ranks whose guards may connect. `fields`: the fields that their messages may
+    have. `on_join` is called with each authenticated connection. `on_stranger` is called once, with the address of the
+    first client that sent a wrong answer. `port`: 0 for any free port.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Server:
         self._poller.drop(self._socket)
 
     def expire(self) -> None:
-        """Dismiss strangers whose time is up; to be called after each poll."""
+        """Disconnect strangers whose time is up, and accept connections again. Call this after each poll."""
         now = time.monotonic()
         for file in [file for file, one in self._strangers.items() if now - one.since_s > STRANGER_S]:
             self._dismiss(file)
@@ -91,7 +93,7 @@ class Server:
                 file, address = self._socket.accept()
             except BlockingIOError:
                 return
-            except OSError:  # out of file descriptors, for example: accept no others until the next `expire`
+            except OSError:  # for example, no file descriptors are left: accept none until the next `expire`
                 self._dismiss_oldest()
                 self._poller.unwatch(self._socket)
                 return
@@ -132,7 +134,7 @@ class Server:
         self._poller.unwatch(stranger.socket)
         with contextlib.suppress(OSError):
             stranger.socket.send(proof)
-        if (old := self.connections.get(rank)) is not None:  # the guard lost its connection, and has connected again
+        if (old := self.connections.get(rank)) is not None:  # the guard has lost that connection, or was replaced
             self._poller.drop(old)
         self.connections[rank] = connection = Connection(stranger.socket, rank, self._fields)
         self._on_join(connection)
@@ -148,7 +150,7 @@ class Server:
 
 def _listen(port: int, *, loopback: bool) -> socket.socket:
     """Open a server at a port (0: the system chooses one), at the loopback address or at all addresses of this host."""
-    backlog = 1024  # all guards of a large job connect within a second: the default queue holds 128
+    backlog = 1024  # all guards of a large job connect within a second, and the default queue holds only 128
     local = ("127.0.0.1", port)
     server = socket.create_server(local, backlog=backlog) if loopback else network.listen(port, backlog=backlog)
     server.setblocking(False)

@@ -1,9 +1,9 @@
-"""Hang analysis: find the rank that blocks a hanging job.
+"""Hang analysis: find the rank that blocks a hanging job, from the stacks of all ranks.
 
-Stacks show it: the blocking rank is in no collective while others are. With NCCL a rank does not wait in its collective
-but later, when it reads a result from the device, so such a rank is not to blame either. If several ranks are in no
-collective, torch's flight records (flight_recorder.py) show for which of them the others wait. If all ranks wait, the
-records show whether they wait in a circle or in different collectives.
+The blocking rank is in no collective while other ranks wait in one. With NCCL a rank does not wait in its collective
+but later, when it reads a result from the device, so a rank that reads from the device is not to blame either. If
+several ranks are in no collective, torch's flight records (flight_recorder.py) show for which of these ranks the others
+wait. If all ranks wait, the records show whether they wait for each other in a circle, or in different collectives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COLLECTIVE = re.compile(r"torch/distributed/|deepspeed/comm/|dslpar/distributed
 _READ = re.compile(r"\.(item|tolist|cpu|numpy|synchronize)\(")
 """Calls that wait for the device, matched in a frame's source line, since C functions have no frames of their own."""
 _AUTOGRAD = "torch/autograd/graph.py"
-"""The main thread's innermost file during a backward pass, which runs in a thread of its own on a GPU."""
+"""The main thread's innermost file during a backward pass. On a GPU, another thread runs the backward pass itself."""
 _THREAD = re.compile(r"(?:[Cc]urrent t|T)hread 0x[0-9a-f]+")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
@@ -33,9 +33,12 @@ class RankStacks(NamedTuple):
 
     rank: int
     who: str
+    """The rank's name, with its host."""
     at: str
+    """The rank's stage and step, for people."""
     step: int
     stacks: str
+    """The flight record, and then the stacks; empty if the rank wrote nothing."""
 
     @property
     def frames(self) -> str:
@@ -49,26 +52,32 @@ class RankStacks(NamedTuple):
 
     @property
     def reads_device(self) -> bool:
-        """Return whether its current source line waits for the device. False if this host lacks the source file."""
+        """Return whether the rank's current source line waits for the device; False if the file is not on this host."""
         frame = _innermost_frame(self.frames)
         return frame is not None and bool(_READ.search(_source_line(frame[1], int(frame[2]))))
 
 
 class _Wait(NamedTuple):
-    """A rank that waits in a collective, and the peers that have not reached it."""
+    """A rank that waits in a collective, and the peers that have not reached that collective."""
 
     rank: int
     group: str
+    """torch's name of the process group."""
     record: GroupRecord
     missing: list[int]
+    """The ranks of the group that have not reached the collective."""
 
 
 def find_blocking_rank(ranks: Sequence[RankStacks]) -> tuple[RankStacks, str]:
-    """Return the rank that holds the others up, and the evidence.
+    """Return the rank that holds the others up, and the evidence as text.
 
-    A rank is to blame if its stack shows that it does not wait. Of several such ranks, one is chosen that its peers
-    wait for by their flight records. If all ranks wait, the records show circles, or a rank in another collective than
-    its peers.
+    The first of these that applies decides:
+
+    1. Ranks whose stacks show that they do not wait: prefer one for which its peers wait, according to flight records.
+    2. Ranks that wait for each other in a circle, according to flight records.
+    3. A rank that is in another kind of collective than its peers, according to flight records.
+    4. A rank that is at an earlier step than the others.
+    5. The first rank, if all of the above fail.
     """
     waits = _waits(ranks)
     last_step = max(rank.step for rank in ranks)
@@ -108,9 +117,10 @@ def _what_others_do(first: RankStacks, ranks: Sequence[RankStacks], waits: Seque
 
 
 def _waits(ranks: Sequence[RankStacks]) -> list[_Wait]:
-    """Return which ranks wait in which collectives, and for which peers, by their flight records.
+    """Return each rank that waits in a collective, with the peers that it waits for, according to flight records.
 
-    All ranks of a group number its collectives alike, so a rank that has enqueued fewer has not reached its peers' yet.
+    A collective has the same number on all ranks of its group. A rank that has enqueued fewer collectives than that
+    number has not reached it yet.
     """
     records = {rank.rank: flight_recorder.parse(rank.stacks) for rank in ranks}
     return [
@@ -122,12 +132,15 @@ def _waits(ranks: Sequence[RankStacks]) -> list[_Wait]:
 
 
 def _missing(records: dict[int, dict[str, GroupRecord]], group: str, number: int) -> list[int]:
-    """Return the ranks that have used a group, and have not yet enqueued its collective with this number."""
+    """Return the ranks that have used a group, but have not yet enqueued the group's collective with this number."""
     return [rank for rank, groups in records.items() if group in groups and groups[group].enqueued < number]
 
 
 def _of_circle(ranks: Sequence[RankStacks], waits: Sequence[_Wait]) -> tuple[RankStacks, str] | None:
-    """Return the first rank of a circle of waiting ranks, whose collectives are in no common order."""
+    """Return the first rank of a circle of ranks that wait for each other, and the evidence; None without a circle.
+
+    Such ranks call the collectives of several groups in different orders.
+    """
     held_up = {wait.rank: wait for wait in reversed(waits) if wait.missing}
     for number in held_up:
         path = [number]
@@ -143,7 +156,10 @@ def _of_circle(ranks: Sequence[RankStacks], waits: Sequence[_Wait]) -> tuple[Ran
 
 
 def _of_mismatch(ranks: Sequence[RankStacks], waits: Sequence[_Wait]) -> tuple[RankStacks, str] | None:
-    """Return a rank that is in another kind of collective than its peers, at the same number in the same group."""
+    """Return a rank that is in another kind of collective than most of its peers, and the evidence; None without one.
+
+    The collectives that are compared have the same group and the same number.
+    """
     for wait in waits:
         same = [other for other in waits if (other.group, other.record.done) == (wait.group, wait.record.done)]
         kinds = Counter(other.record.operation for other in same)
@@ -161,10 +177,10 @@ def _in(wait: _Wait) -> str:
 
 
 def format_stacks(first: RankStacks, ranks: Sequence[RankStacks]) -> str:
-    """Format all ranks' stacks, beginning with `first`. Equal stacks appear once, below the names of all their ranks.
+    """Format all ranks' stacks, beginning with those of `first`.
 
-    Ranks with equal stacks show only the first one's flight record, since records differ at least in torch's group
-    names.
+    Equal stacks appear once, below the names of all ranks that have them. Only the first of these ranks shows its
+    flight record, since records differ at least in torch's group names.
     """
     same: dict[str, list[RankStacks]] = {_THREAD.sub("Thread", first.frames): [first]}
     for rank in ranks:
@@ -183,10 +199,10 @@ def _place(stacks: str) -> str:
 
 
 def _innermost_frame(stacks: str) -> re.Match[str] | None:
-    """Return the innermost frame of the main thread, or in a backward pass, of the thread that runs it.
+    """Return the innermost frame of the main thread, or of the thread that runs a backward pass on a GPU.
 
-    faulthandler shows the main thread last. C++ starts the backward's thread, while Python's threads start in
-    threading.py.
+    faulthandler shows the main thread last. C++ starts the thread of the backward pass. All other threads start in
+    threading.py, which distinguishes them.
     """
     threads = [text for text in _THREAD.split(stacks) if text]
     frames = [list(_FRAME.finditer(text)) for text in threads] or [[]]

@@ -1,7 +1,9 @@
 """Marks: files that a rank and its guard write to a folder, from which `dslpar launch` learns how each rank ended.
 
+A mark's name is the rank's number and the kind of the mark. For rank 3:
+
     3.born     JSON of Rank: rank, world_size, host, pid
-    3.board    the rank's status page (status_page.py)
+    3.board    the rank's status page: shared memory with its phase and step (status_page.py)
     3.stack    the stack that Python's C level wrote at a fatal signal: empty after SIGKILL, which nothing can catch
     3.stacks   the stacks of all threads, written when the guard asks for them
     3.flight   the rank's flight record (flight_recorder.py), written when the guard asks for it
@@ -11,7 +13,7 @@
     3.result   JSON of Result: the rank completed its work, and its exit status has the result
     3.ended    the rank ended in order
 
-This module imports only the standard library, because guards load it and start in milliseconds.
+Guards load this module and start in milliseconds, so it and its imports use only the standard library.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ from dslpar.core.visible import visible
 from dslpar.watchdog.status_page import TOO_LATE, join_location, rank_name
 
 Kind = Literal["cause", "consequence", "interrupt", "orphan", "told", "overdue"]
+"""Kinds of reports: an error of the rank's own, a lost peer, KeyboardInterrupt, a lost launcher, an end that the guard
+ordered, and a stop on request that took too long.
+"""
 _MAX_NUMBER = 1 << 62
 
 
@@ -73,18 +78,23 @@ class Report(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A guard's finding about a rank that cannot report: killed, hanging, or lost with its host."""
+    """A guard's finding about a rank that cannot report, because it was killed, hangs, or is lost with its host."""
 
     who: Rank
     time_s: float
+    """Since the epoch."""
     how: str
+    """How the rank failed, such as "crashed first" or "hangs (...)"."""
     text: str
+    """The stack or stacks; may be empty."""
     at: str
-    """Its stage and step, as far as they are known."""
+    """The rank's stage and step, as far as they are known."""
     signal: int = 0
-    """The signal that ended it, if known."""
+    """The signal that ended the rank, if known; otherwise 0."""
     weak: bool = False
-    """Whether this may be the consequence of a failure reported later, as an abort may. Other causes go first."""
+    """Whether the rank's end may be the consequence of a failure that is reported later, as for an abort. The job's
+    report then names any other cause first.
+    """
 
     def message(self, note: str = "") -> str:
         """Return the text for the terminal. `note`: an addition to `how`."""
@@ -98,22 +108,22 @@ class Stopped(NamedTuple):
     step: int
     """The last completed step."""
     saved: str
-    """The checkpoint of that step; empty: none."""
+    """The checkpoint of that step; empty: none was saved."""
     status: int
-    """Its exit status."""
+    """The rank's exit status."""
     overdue: bool = False
     """Whether the rank did not stop in time, and was ended."""
 
 
 class Result(NamedTuple):
-    """A result other than success of a rank that ended in order. No rank has failed."""
+    """The nonzero result of a rank that ended in order, such as a difference that `dslpar prove` found."""
 
     status: int
-    """Its exit status, which launchers may not pass on."""
+    """The rank's exit status. The mark exists because launchers may not pass the status on."""
 
 
 class Ended(NamedTuple):
-    """The end in order of a rank, without details."""
+    """The mark of a rank that ended in order. It has no details."""
 
 
 Mark = Rank | Report | Verdict | Stopped | Result | Ended
@@ -169,7 +179,7 @@ def _typed(fields: object, *types: type) -> list[Any]:
     """Return a list's items after checking their types. Numbers must be finite and at least 0.
 
     Raises:
-        ValueError: it is no list of that many items, or an item has another type or range.
+        ValueError: `fields` is not a list of that many items, or an item has another type or range.
     """
     if not isinstance(fields, list) or len(fields) != len(types):
         raise ValueError(fields)
@@ -190,14 +200,14 @@ _PARSERS: Mapping[str, Callable[[object], Mark]] = {
 }
 
 KINDS = (*_PARSERS, "ended")
-"""The kinds of marks that are read, which are their file name suffixes."""
+"""The kinds of marks that `parse` reads. A mark's kind is the suffix of its file name."""
 
 
 def write(folder: Path, name: str, text: str) -> None:
     """Write a mark atomically: a reader sees all of it or nothing.
 
     Raises:
-        OSError: it cannot be written, for example because the folder is gone.
+        OSError: the mark cannot be written, for example because the folder is gone.
     """
     part = folder / f"{name}.part"
     part.write_text(text, encoding="utf-8")

@@ -5,9 +5,21 @@
     guard to launch     at | mark (name), text
     launch to guard     stop (signal)
 
-A message is one line of JSON. `at` is the beat: location, phase and step of the sender's rank. The sender has proved
-that it belongs to the job (authentication.py). Its messages are checked all the same, so that no line can crash its
-reader.
+In this table `|` separates the kinds of messages, and each kind is listed by its fields. A message is one line of JSON.
+"launch" is `dslpar launch` on another host.
+
+    who, host           the rank's name and host, in a guard's first message and in the hub's answer
+    at                  the beat: location, phase and step of the sender's rank
+    failed, aborted     a rank has failed, or has aborted
+    stuck               why the rank counts as stuck
+    show, stacks        the hub asks for the stacks of the guard's rank, and the guard sends them
+    end, host_lost      the guard must end its rank; whether the cause is a lost host
+    mark, text          a mark's file name and its contents (marks.py)
+    stop                a signal that the guard must send to its rank
+    bye                 the sender leaves in order
+
+The sender has proved that it belongs to the job (authentication.py). The reader checks every message all the same, so
+that no line can crash it.
 """
 
 from __future__ import annotations
@@ -24,7 +36,7 @@ Fields = Mapping[str, Check]
 """The fields that a message may have, each with the check of its value."""
 
 MAX_TEXT = 1 << 16
-"""The most characters of a traceback or of stacks. In a mark (JSON within JSON) each takes at most 14 bytes."""
+"""The most characters of a traceback or of stacks. In a mark (JSON within JSON) a character takes at most 14 bytes."""
 MAX_BYTES = 1 << 20
 """The longest message: a mark with a text of MAX_TEXT characters fits."""
 LEFT_OUT = "\n(the rest is left out)\n"
@@ -34,7 +46,7 @@ _MARK = re.compile(r"\d{1,9}\.(born|error|ended|result|stopped|verdict)")
 
 
 def cut(text: str) -> str:
-    """Shorten a text that is too long for a message."""
+    """Cut the end off a text that is longer than MAX_TEXT."""
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - len(LEFT_OUT)] + LEFT_OUT
 
 

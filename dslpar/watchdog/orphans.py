@@ -1,12 +1,14 @@
-"""Orphaned launchers: end launchers that wait for a host that is gone. Nobody else does, so a rank's guard does it.
+"""Orphaned launchers: end launchers that wait for a host that is gone. A rank's guard does this; nobody else would.
 
     launchers = launchers_of(pid)       # while the rank lives: its ancestors cannot be found later
     end(launchers, patience_s=2.5)      # when it is gone: they may end by themselves until then
 
 OpenMPI's daemons keep dead connections to each other as long as TCP does, a quarter of an hour or more. OpenMPI's own
-keepalive would make `mpirun` end with status 0. Only ancestors of the rank that serve this one job are ended, together
-with the ssh processes that they started, which wait for the same host. Each process is identified by its start time as
-well as its number, because the system may have reused the number since.
+keepalive would make `mpirun` end with status 0.
+
+The guard ends only those ancestors of its rank that serve this one job, and the ssh processes that they started, which
+wait for the same host. A process is identified by its number and its start time, because the system may have given the
+number to another process meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dslpar.watchdog.processes import command_line, launchers_above, parent, pid
 
 _REMOTE_SHELLS = frozenset(("ssh", "rsh"))
 _BEGAN = 19
-"""Index of the field of `stat` with a process's start time, in ticks since boot."""
+"""Index of a process's start time, in ticks since boot, among the fields of `processes.stat`."""
 _NUM_SIGTERMS, _SIGTERM_S = 3, 0.2
 """`mpirun` forwards the first SIGTERM, warns at the second, and ends with status 1 at the third."""
 
@@ -41,7 +43,7 @@ class Process(NamedTuple):
         return bool(fields) and fields[_BEGAN] == self.began and fields[0] not in "ZX"
 
     def send(self, number: int) -> None:
-        """Send a signal if the process still runs and we may signal it."""
+        """Send a signal if the process still runs and the system allows it."""
         if self.is_there:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
@@ -65,10 +67,10 @@ def ends_with_job(argv: Sequence[str]) -> bool:
 
 
 def end(launchers: Sequence[Process], patience_s: float) -> None:
-    """Wait up to `patience_s` for launchers to end; then send them SIGTERM, and then kill them."""
+    """Wait up to `patience_s` for launchers to end. Send SIGTERM to those that remain, and then SIGKILL."""
     _wait(launchers, patience_s)
     left = [launcher for launcher in launchers if launcher.is_there]
-    # Find their ssh processes while they are still their children: when a launcher is killed, init inherits them.
+    # Find the launchers' ssh processes first: when a launcher is killed, they become children of init.
     above = {launcher.pid for launcher in left}
     remote = [
         pid for pid in (pids() if left else ()) if parent(pid) in above and program(command_line(pid)) in _REMOTE_SHELLS

@@ -1,6 +1,8 @@
 """Links between a job's guards, and from each guard to `dslpar launch` on another host.
 
-Rank 0's guard is the hub. All other guards connect to it once their ranks have met.
+Rank 0's guard is the hub (guard.py). All other guards connect to it once the ranks are connected. `Hub` is the hub's
+side of these connections, `HubLink` is the other guards' side, and `LaunchLink` is a guard's side of its connection to
+`dslpar launch`. Protocol and messages: protocol.py, messages.py.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ SILENCE_S = 6.0
 """Time without a message after which a host counts as gone. Guards send a beat every BEAT_S."""
 BEAT_S = 1.0
 HELD_BACK_S = SILENCE_S + BEAT_S
-"""Time for which an abort is held back: NCCL's watchdog aborts ranks that lost a peer, so the cause may be elsewhere.
+"""Time for which a guard waits for a better cause before it reports an abort of its rank.
 
-The abort comes after the loss, and a lost host is reported SILENCE_S after its last beat. One more beat is for messages
-under way.
+NCCL's watchdog aborts ranks that lost a peer, so the cause may be a lost host. The hub reports a lost host SILENCE_S
+after its last beat, and the abort comes after that beat. BEAT_S is added for messages under way.
 """
 _HUB = re.compile(r"(.+):(\d{1,5}):([0-9a-f]*)")
 HUB, LAUNCH = "hub", "launch"
-"""The services that a secret gives access to."""
+"""The two services that a guard may connect to with the job's secret (authentication.py)."""
 
 
 class Peer:
@@ -37,15 +39,16 @@ class Peer:
     def __init__(self, connection: Connection, rank: int, host: str, now: float) -> None:
         self.connection, self.rank, self.host, self.received_s = connection, rank, host, now
         self.is_connected = True
-        """Whether the connection exists. It may still be silent."""
+        """Whether the connection is open. The peer may be silent all the same."""
         self.progress, self.left = Progress(), False
         self.stacks: str | None = None
 
 
 class Hub:
-    """The hub's side of the links to all other guards.
+    """The hub's side of its connections to all other guards, which are called peers here.
 
-    `greet` makes the answer to a guard's first message. `handle` is called with each message. `log` prints a line.
+    `greet` returns the hub's answer to a peer's first message. `handle` is called with each message from a peer. `log`
+    prints a line.
     """
 
     def __init__(
@@ -74,9 +77,10 @@ class Hub:
             peer.connection.send(message)
 
     def silent_host(self, now: float, closed_s: float = SILENCE_S) -> str:
-        """Return the host of the peer that has been silent the longest, if that is too long; otherwise empty.
+        """Return the host of the peer that has been silent the longest; empty if no peer is silent for too long.
 
-        `closed_s`: how long a peer with a closed connection may be silent. Its guard is gone, but its host is not.
+        A peer with an open connection may be silent for SILENCE_S. `closed_s`: the same for a peer with a closed
+        connection. Its guard is gone, but perhaps not its host.
         """
         peers = [peer for peer in self.peers.values() if not peer.left]
         late = [peer for peer in peers if now - peer.received_s > (SILENCE_S if peer.is_connected else closed_s)]
@@ -87,14 +91,15 @@ class Hub:
 
     def _join(self, connection: Connection) -> None:
         if (peer := self.peers.get(connection.rank)) is not None:
-            peer.received_s = time.monotonic()  # it has just proved its identity, and may lose the connection at once
+            # The authentication counts as a message: the peer may lose this connection before it sends one.
+            peer.received_s = time.monotonic()
         self._poller.watch(connection, partial(self._receive, connection))
 
     def _receive(self, connection: Connection) -> None:
         for message in connection.receive():
             peer = self.peers.get(connection.rank)
             if peer is None or peer.connection is not connection:
-                if "host" not in message:  # the first message must carry its name and host
+                if "host" not in message:  # a peer's first message must have its name and host
                     connection.open, connection.sent_nonsense = False, True
                     break
                 peer = self.peers[connection.rank] = Peer(
@@ -106,7 +111,7 @@ class Hub:
             peer.left |= message.get("bye", False)
             peer.stacks = message.get("stacks", peer.stacks)
             self._handle(message)
-        if not connection.open:  # it may connect again; if not, its silence is noticed
+        if not connection.open:  # the peer may connect again; if it does not, `silent_host` notices
             self._poller.drop(connection)
             if (peer := self.peers.get(connection.rank)) is not None and peer.connection is connection:
                 peer.is_connected = False
@@ -116,26 +121,27 @@ class Hub:
 
 
 class HubLink:
-    """The other guards' side: the connection to the hub, made again when it is lost."""
+    """A guard's connection to the hub, which is made again when it is lost."""
 
     def __init__(self, poller: Poller, secret: str, rank: int, handle: Callable[[Message], None]) -> None:
         self.connection: Connection | None = None
         self.received_s = 0.0
-        """Time of the last message; 0: none yet."""
+        """Time of the hub's last message; 0 before the first connection."""
         self.tried_s = self.wanted_s = 0.0
         """Times of the last and of the first attempt to connect."""
         self.unreachable = False
-        """Whether the hub counts as unreachable: then attempts come every SILENCE_S instead of every BEAT_S."""
+        """Whether the hub counts as unreachable: then this guard tries every SILENCE_S instead of every BEAT_S."""
         self.left = False
+        """Whether the hub has left in order."""
         self.progress, self.name, self.host = Progress(), "", ""
         self._poller, self._secret, self._rank, self._handle = poller, secret, rank, handle
         self._handshake: Handshake | None = None
         self._hello: Message = {}
 
     def connect(self, hub: str, hello: Message, now: float) -> None:
-        """Begin to connect to `hub` (address:port:secret), if that is needed and was not tried just now.
+        """Begin to connect to `hub` (address:port:secret), unless connected, or the last attempt was just now.
 
-        If `hub` has no secret, the job's secret from `dslpar launch` is used.
+        `hello`: the guard's first message. If `hub` has no secret, the job's secret from `dslpar launch` is used.
         """
         is_open = self.connection is not None and self.connection.open
         pause_s = SILENCE_S if self.unreachable else BEAT_S
@@ -143,7 +149,7 @@ class HubLink:
             return
         self.give_up()
         self.tried_s, self.wanted_s = now, self.wanted_s or now
-        if (match := _HUB.fullmatch(hub)) is None:  # anybody who can reach torch's store may have written it
+        if (match := _HUB.fullmatch(hub)) is None:  # anybody who can reach torch's store may write to it
             return
         key, fields = Key(match[3] or self._secret, HUB), messages.FROM_HUB
         self._hello = hello
@@ -152,12 +158,12 @@ class HubLink:
             self._poller.watch(handshake, lambda: self._join(handshake.step()))
 
     def complete(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for a connection that has begun."""
+        """Wait up to `timeout_s` for a connection that `connect` has begun."""
         if self._handshake is not None:
             self._join(self._handshake.complete(timeout_s))
 
     def give_up(self) -> None:
-        """Drop a handshake that has begun."""
+        """Drop the handshake, if one has begun."""
         if self._handshake is not None:
             self._poller.drop(self._handshake)
         self._handshake = None
@@ -175,13 +181,16 @@ class HubLink:
             self.give_up()
 
     def is_silent(self, now: float, closed_s: float = SILENCE_S) -> bool:
-        """Return whether a hub that was met, and has not left, is silent. `closed_s`: as in `Hub.silent_host`."""
+        """Return whether the hub, once connected, is silent for too long and has not left in order.
+
+        `closed_s`: as in `Hub.silent_host`.
+        """
         is_open = self.connection is not None and self.connection.open
         patience_s = SILENCE_S if is_open else closed_s
         return bool(self.received_s) and not self.left and now - self.received_s > patience_s
 
     def was_never_met(self, now: float) -> bool:
-        """Return whether the hub has been unreachable since the first attempt, for more than SILENCE_S."""
+        """Return whether no attempt to connect has succeeded, and the first one was more than SILENCE_S ago."""
         return not self.received_s and bool(self.wanted_s) and now - self.wanted_s > SILENCE_S
 
     def _receive(self, connection: Connection) -> None:
@@ -196,10 +205,11 @@ class HubLink:
 
 
 class LaunchLink:
-    """The connection to `dslpar launch` at `destination` (addresses:port; empty: no such process).
+    """A guard's connection to `dslpar launch` on another host.
 
-    If no address answers at first, a firewall probably blocks it, and the link is given up. If the connection is lost
-    later and cannot be made again in time, `dslpar launch` is gone.
+    `destination`: addresses:port; empty if there is no such process. `handle` is called with each message. If no
+    address answers at first, a firewall probably blocks the connection, and the guard does not try again. If the
+    connection is lost later and cannot be made again within SILENCE_S / 2, `dslpar launch` counts as gone.
     """
 
     def __init__(
@@ -207,15 +217,15 @@ class LaunchLink:
     ) -> None:
         addresses, _, port = destination.rpartition(":")
         self.connection: Connection | None = None
-        """None: never connected, or given up."""
+        """None if no address has answered, or `dslpar launch` is gone."""
         self._addresses, self._port = list(filter(None, addresses.split(","))), int(port or 0)
         self._lost_s = self._tried_s = 0.0
         self._marks: dict[str, str] = {}
-        """Marks that were sent, by name. A new connection gets them again, since the old one may have lost some."""
+        """All marks (marks.py) that were sent, by name. A new connection sends them again, since some may be lost."""
         self._poller, self._key, self._rank, self._handle = poller, Key(secret, LAUNCH), rank, handle
 
     def connect(self) -> None:
-        """Connect to the first address that answers, and use only that one from then on."""
+        """Connect to the first address that answers. Later calls try only this address."""
         for address in self._addresses:
             connection = protocol.connect(
                 address, self._port, self._key, rank=self._rank, fields=messages.FROM_LAUNCH, timeout_s=2 * BEAT_S
@@ -229,13 +239,13 @@ class LaunchLink:
                 return
 
     def send_mark(self, name: str, text: str) -> None:
-        """Send a mark if there is a connection, and keep it for a later one."""
+        """Send a mark if there is a connection. Keep the mark, so that later connections send it too."""
         self._marks[name] = text
         if self.connection is not None:
             self.connection.send({"mark": name, "text": text})
 
     def is_lost(self, now: float) -> bool:
-        """Return True once when the connection is gone for good; until then, try to make it again."""
+        """Return True once, when `dslpar launch` counts as gone. Until then, try to connect again at each call."""
         if not self._is_closed():
             return False
         if now - self._tried_s > BEAT_S / 2:

@@ -1,7 +1,7 @@
 """Processes, read from /proc: ancestors and descendants, the program of a command line, and the exit status.
 
-This module does not use psutil for two reasons. Guards, one per rank, start in milliseconds without site-packages. And
-psutil has the exit status of child processes only.
+There are two reasons not to use psutil. A guard starts without site-packages, to start in milliseconds. And psutil
+knows the exit status only of child processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _PROGRAMS = frozenset(("dslpar", "dslpar.cli", *(name for one in LAUNCHERS.value
 
 
 def launchers_above(pid: int) -> list[tuple[int, int]]:
-    """Return pairs (process, its parent) from `pid` up to the highest launcher above it; none without a launcher."""
+    """Return the pairs (process, its parent) from `pid` up to its highest ancestor that is a launcher.
+
+    Return an empty list if no ancestor is a launcher.
+    """
     chain: list[tuple[int, int]] = []
     known = 0
     while (above := parent(pid)) > 1:
@@ -30,12 +33,12 @@ def launchers_above(pid: int) -> list[tuple[int, int]]:
 
 
 def pids() -> list[int]:
-    """Return all processes that /proc shows."""
+    """Return the ids of all processes in /proc."""
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
 def descendants(root: int) -> list[int]:
-    """Return the living processes below `root`, also those in sessions of their own (torchrun's ranks).
+    """Return the living descendants of a process, also those in another session, such as torchrun's ranks.
 
     psutil's `children` raises AccessDenied if /proc hides other users' processes (hidepid=1).
     """
@@ -77,15 +80,18 @@ def command_line(pid: int) -> list[str]:
 
 
 def parent(pid: int) -> int:
-    """Return a process's parent; 0 if the process is gone, or without /proc."""
+    """Return the id of a process's parent; 0 if the process is gone, or if the system has no /proc."""
     fields = stat(pid)
     return int(fields[1]) if fields else 0
 
 
 def stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on: state, parent, ...; the last is a zombie's wait status."""
+    """Return the fields of /proc/PID/stat from the third on; empty if the process is gone.
+
+    The first two of them are the state and the parent. The last one is the wait status of a zombie.
+    """
     with contextlib.suppress(OSError):
-        # After the last bracket: before it stands the program's name in brackets, which may contain brackets and
-        # spaces.
+        # The second field is the program's name in brackets, which may itself contain brackets and spaces. So the rest
+        # begins after the last bracket.
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return []

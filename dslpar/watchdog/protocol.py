@@ -4,8 +4,9 @@
     connection.send({"bye": True})
     for message in connection.receive(): ...
 
-Each read takes at most _READ_BYTES, so that one connection cannot keep the others waiting. Bytes that cannot be sent
-now are sent at a later `flush`.
+Here rank 3's guard connects to the hub, which is rank 0's guard. Each line is one message as JSON (messages.py). Each
+read takes at most _READ_BYTES, so that one connection cannot keep the others waiting. Bytes that cannot be sent now are
+sent at a later `flush`.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ _READ_BYTES = 1 << 16
 """The most bytes that one call reads from a connection."""
 _UNSENT_BYTES = 2 * messages.MAX_BYTES
 """The most unsent bytes that may wait for a peer that reads nothing."""
-NONSENSE = "what came is not a message of ours"
+NONSENSE = "an invalid message came"
+"""The reason, in messages, for closing a connection whose other side breaks the protocol."""
 _MAX_FILES = 1 << 16
 
 
 class Connection:
-    """An authenticated TCP connection to or from `rank`'s guard.
+    """An authenticated TCP connection between a guard and its server, which is the hub or `dslpar launch`.
 
-    It is `open` until the other side closes it or an error occurs. `fields`: the fields that incoming messages may
-    have. `received`: bytes that have arrived already.
+    `rank`: the rank whose guard is the client, on both sides of the connection. `fields`: the fields that incoming
+    messages may have. `received`: bytes that arrived during the handshake. The attribute `open` is True until the other
+    side closes the connection or an error occurs.
     """
 
     def __init__(self, connection: socket.socket, rank: int, fields: Fields, received: bytes = b"") -> None:
@@ -46,7 +49,7 @@ class Connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket, self.rank, self.open, self.received_s = connection, rank, True, time.monotonic()
         self.sent_nonsense = False
-        """Whether it was closed because of an invalid message."""
+        """Whether the connection was closed because the other side sent an invalid message."""
         self._fields = fields
         self._incoming, self._outgoing = bytearray(received), bytearray()
 
@@ -70,7 +73,7 @@ class Connection:
             self.open = False
 
     def receive(self) -> list[Message]:
-        """Return messages that have arrived, perhaps not all of them. An invalid line closes the connection."""
+        """Return messages that have arrived, from at most _READ_BYTES. An invalid line closes the connection."""
         try:
             data = self.socket.recv(_READ_BYTES) if self.open else b""
             self.open = bool(data)
@@ -114,7 +117,7 @@ class Poller:
         self._selector = selectors.DefaultSelector()
 
     def watch(self, file: FileDescriptorLike, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever a file or connection can be read. It replaces an earlier callback."""
+        """Call `callback` whenever a file or connection can be read. A second callback for it replaces the first."""
         try:
             self._selector.register(file, selectors.EVENT_READ, callback)
         except KeyError:
@@ -130,7 +133,7 @@ class Poller:
         connection.close()
 
     def poll(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for something to read; call the callbacks of files that no earlier one dropped."""
+        """Wait up to `timeout_s` for something to read; call the callbacks of all files that no earlier one dropped."""
         for key, _ in self._selector.select(timeout_s):
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
@@ -148,7 +151,10 @@ def raise_file_limit() -> None:
 
 
 class Handshake:
-    """The client's side of an authentication, one step per call: a server on a busy host may take seconds."""
+    """The client's side of the authentication of a connection (authentication.py).
+
+    The caller calls `step` whenever bytes have arrived, and never waits: a server on a busy host may take seconds.
+    """
 
     def __init__(self, connection: socket.socket, key: Key, rank: int, fields: Fields) -> None:
         connection.setblocking(False)
@@ -191,7 +197,7 @@ class Handshake:
         return None
 
     def close(self) -> None:
-        """Close the socket, and give the handshake up."""
+        """Close the socket; the handshake fails."""
         self.socket.close()
 
     def _connection(self) -> Connection:
@@ -199,7 +205,10 @@ class Handshake:
 
 
 def dial(address: str, port: int, key: Key, *, rank: int, fields: Fields, timeout_s: float) -> Handshake | None:
-    """Connect and return the handshake, which the caller completes; None if connecting fails."""
+    """Connect a guard to a server. Return the handshake, which the caller must complete; None if connecting fails.
+
+    `rank`: the rank of this guard. `fields`: the fields that the server's messages may have.
+    """
     try:
         return Handshake(socket.create_connection((address, port), timeout_s), key, rank, fields)
     except (OSError, OverflowError, UnicodeError):  # OverflowError: no such port; UnicodeError: no such name
@@ -207,7 +216,7 @@ def dial(address: str, port: int, key: Key, *, rank: int, fields: Fields, timeou
 
 
 def connect(address: str, port: int, key: Key, *, rank: int, fields: Fields, timeout_s: float) -> Connection | None:
-    """Connect and complete the handshake, each within `timeout_s`; None if one of them fails."""
+    """Connect like `dial`, and complete the handshake, each within `timeout_s`; None if one of the two fails."""
     handshake = dial(address, port, key, rank=rank, fields=fields, timeout_s=timeout_s)
     connection = handshake.complete(timeout_s) if handshake else None
     if handshake and connection is None:

@@ -1,15 +1,15 @@
-"""Rank monitor: end a rank that fails or is orphaned, and leave marks that show which rank failed first.
+"""Rank monitor: in each rank, end the process if it fails or is orphaned, and write marks that show how it ended.
 
 `bootstrap` calls `monitor_rank`. From then on an uncaught exception ends the rank at once. The rank also ends when its
-launcher is gone: in order, with a checkpoint, if it handles SIGTERM that way. reports.py separates causes from
-consequences: a rank that fails because a peer is gone stays silent while it is ended, so that the first rank's
-traceback stays visible. The rank's guard (guard.py) does what a rank cannot do when it hangs or is killed. If the guard
-is killed, another one replaces it.
+launcher is gone: in order and with a checkpoint if the rank handles SIGTERM that way, otherwise at once. reports.py
+separates causes from consequences. A rank that fails because a peer is gone prints nothing while it waits to be ended,
+so that the traceback of the rank that failed first stays visible. The rank's guard (guard.py) does what a rank cannot
+do when it hangs or is killed. If the guard is killed, the rank starts another one.
 
-Each rank writes its marks (marks.py) to a folder. For a job on one host `dslpar launch` names that folder in
-DSLPAR_REPORTS. Otherwise the folder is the rank's own, and its guard sends the marks to the receiver that
-DSLPAR_REPORTS names, if it names one (receiver.py). A cause is also written to torchrun's TORCHELASTIC_ERROR_FILE, in
-its JSON format.
+Each rank writes its marks (small files, marks.py) to a folder. For a job on one host, `dslpar launch` names a folder
+for all ranks in DSLPAR_REPORTS. Otherwise each rank has a folder of its own, and its guard sends the marks to the
+receiver in DSLPAR_REPORTS, if there is one (receiver.py). A failure that is a cause is also written to torchrun's
+TORCHELASTIC_ERROR_FILE, in torchrun's JSON format.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from dslpar.watchdog.rank_process import STACKS, STOPS, Settings
 from dslpar.watchdog.status_page import Ending, StatusPage, join_location
 
 REPORTS = "DSLPAR_REPORTS"
-
+"""The environment variable with the folder for marks, or with the receiver's address."""
 _PATIENCE_S = 5.0
 """Time for which a rank that lost a peer waits to be ended. Launchers check at least once per second."""
 _STOPPING_PATIENCE_S = 3.0
-"""The same after SIGTERM, which torchrun may have sent after the first failure: the guard's order is under way."""
+"""The same after SIGTERM. torchrun may have sent SIGTERM after the first failure, so the guard's order is under way."""
 _ABORT_PATIENCE_S = HELD_BACK_S + 2.0
-"""The same after a rank has aborted, since guards hold aborts back."""
+"""The same after a rank has aborted: guards wait HELD_BACK_S for a better cause before they end the job."""
 _JOB_FAILED_PATIENCE_S = 1.0
-"""Delay of a rank that ends for another's failure, so that the launcher sees the failed rank's status first."""
+"""Delay of a rank that ends because another one has failed, so that the launcher sees the failed rank's status first.
+"""
 _POLL_S = 0.2
 _LAUNCHER_CHECK_S = 1.0
 _GUARD_S = 30.0
@@ -57,9 +58,10 @@ _MAX_GUARDS = 4
 
 
 class RankMonitor:
-    """Controls this rank's end. A class, since it holds state: the rank's marks, its status page, whether to stop.
+    """Controls this rank's end: its guard, its marks, its status page, and whether it was requested to stop.
 
-    `loopback`: whether ranks meet at a loopback address.
+    `environ`: the environment, of which DSLPAR_REPORTS and TORCHELASTIC_ERROR_FILE are read. `loopback`: whether ranks
+    connect at a loopback address.
     """
 
     def __init__(self, who: Rank, environ: Mapping[str, str], *, loopback: bool = True) -> None:
@@ -71,13 +73,13 @@ class RankMonitor:
         marks.lock_folder(self.folder)  # as long as this process lives
         self.page = StatusPage(self.path("board"), make=True)
         self.stop_requested = False
-        """Whether this rank was requested to stop."""
+        """Whether this rank was requested to stop, by SIGTERM, by SIGUSR1, or by the loss of its launcher."""
         self._elastic = environ.get("TORCHELASTIC_ERROR_FILE")
         launch, secret = remote or ("", "")
         self.shares_secret = bool(secret)
         """Whether `dslpar launch` has given the job's ranks a secret."""
         self.secret = secret or authentication.new_secret()
-        """The secret by which the job's guards know each other."""
+        """The job's secret, with which guards authenticate each other. Without `dslpar launch`, rank 0's counts."""
         self._register()
         self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         supervised = self.shares_folder or bool(launch)
@@ -105,20 +107,24 @@ class RankMonitor:
             marks.write(self.folder, f"{self.who.rank}.{name}", text)
 
     def _register(self) -> None:
-        """Write the marks of a living rank. At signals Python's C level writes stacks, without Python's lock."""
+        """Write the marks of a living rank, and make signals write stacks.
+
+        Python's C level writes the stacks, and needs no lock for that.
+        """
         stack: TextIO = open(self.path("stack"), "w", encoding="utf-8")  # noqa: SIM115  # open as long as this process
         stacks: TextIO = open(self.path("stacks"), "w", encoding="utf-8")  # noqa: SIM115
         faulthandler.enable(stack)
-        faulthandler.register(signal.SIGTERM, stack, all_threads=False, chain=True)  # chain: then it ends us, as ever
+        # chain=True: after that, SIGTERM ends the process as usual.
+        faulthandler.register(signal.SIGTERM, stack, all_threads=False, chain=True)
         faulthandler.register(STACKS, stacks, all_threads=True)
         self.mark("born", json.dumps(self.who))
         atexit.register(self.mark, "ended")
 
     def _start_guard(self) -> subprocess.Popen[bytes]:
-        # Without site-packages (-S): what they load at start would delay and enlarge one process per rank.
+        # Without site-packages (-S): their .pth files may import packages, which would slow and enlarge each guard.
         code = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from dslpar.watchdog import guard; "
         code += "guard.main()"
-        with _blocked(guard.IGNORED):  # they must not end the guard before it ignores them
+        with _blocked(guard.IGNORED):  # these signals must not end the guard before it has begun to ignore them
             return subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", code],
                 env={**self._environ, guard.SETTINGS: json.dumps(self._settings._asdict())},
@@ -128,7 +134,7 @@ class RankMonitor:
             )
 
     def _replace_guard(self) -> None:
-        """Start another guard if this rank's guard is gone: the out-of-memory killer may kill guards, too."""
+        """Start another guard if this rank's guard is gone. For example, the out-of-memory killer may kill it."""
         if self._guard is None or (status := self._guard.poll()) is None or self.page.ending:
             return
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"has ended with status {status}"
@@ -141,7 +147,7 @@ class RankMonitor:
             self._guard = None
 
     def guard_port(self) -> int:
-        """Return the port at which this guard, rank 0's, listens; 0 if it does not start in time."""
+        """Return the port at which this rank's guard listens; 0 if it does not start in time. For rank 0 only."""
         deadline = time.monotonic() + _GUARD_S
         while not self.page.port and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -162,12 +168,13 @@ class RankMonitor:
         return self.stops_on_signal or (in_main_thread and free)
 
     def stop_on_signal(self, grace_s: float, status: int) -> None:
-        """Make SIGTERM and SIGUSR1 set `stop_requested` from now on. `grace_s` after SIGTERM the rank is ended.
+        """Make SIGTERM and SIGUSR1 set `stop_requested` from now on.
 
-        `status`: the exit status of a rank that stopped.
+        `grace_s`: time to stop after SIGTERM; after that the guard ends the rank. `status`: the exit status of a rank
+        that has stopped.
         """
         self.page.set_grace(grace_s, status)
-        # The guard sees a signal at once, whatever this process does.
+        # Python's C level writes each signal to this pipe, so the guard sees it even if this process hangs.
         signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
 
         def request_stop(number: int, frame: FrameType | None) -> None:
@@ -183,30 +190,30 @@ class RankMonitor:
         os.register_at_fork(after_in_child=restore_defaults)
 
     def enter_ending(self, limit_s: float) -> None:
-        """Note that this rank leaves: process groups are destroyed, monitors close, threads are joined."""
+        """Enter the phase `ending`, in which process groups are destroyed, monitors close, and threads are joined."""
         self.page.enter("ending", self.page.progress().step, limit_s)
 
     def mark_stopped(self, step: int, saved: str) -> int:
-        """Write the mark of a rank that ends on request; return its exit status."""
+        """Write the mark of a rank that ends on request; return its exit status. `saved`: the checkpoint of `step`."""
         self.mark("stopped", json.dumps(Stopped(step, saved, self.page.status)))
         return self.page.status
 
     def mark_result(self, status: int) -> None:
-        """Write the mark of a rank that ends in order with this exit status: launchers may not pass it on."""
+        """Write the mark of a rank that ends in order with this exit status. Launchers may not pass the status on."""
         self.mark("result", json.dumps(Result(status)))
 
     def mark_failed(self, error: str, text: str) -> None:
-        """Write the mark of a rank that has reported why it fails. Its guard then ends all ranks, this one included."""
+        """Write the mark of a rank that has itself printed why it fails. The guards then end all ranks of the job."""
         report = Report(self.who, "cause", time.time(), error, text, self.page.progress().describe())
         self.mark("error", json.dumps(report))
 
     def wait_for_end(self) -> NoReturn:
-        """Wait for `watch` to end this process, as its guard has ordered."""
+        """Wait until the thread of `watch` ends this process, because the guard has ordered that."""
         while True:
             time.sleep(_POLL_S)
 
     def wait_for_rank_0(self, timeout_s: float) -> None:
-        """Wait until rank 0 has left, as its guard reports to this rank's; at most `timeout_s`."""
+        """Wait until rank 0 has left, at most `timeout_s`. Rank 0's guard reports it to this rank's guard."""
         deadline = time.monotonic() + timeout_s
         while not self.page.rank_0_left and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -214,7 +221,11 @@ class RankMonitor:
     # ---- the end ----
 
     def exit_with(self, report: Report, status: int = 1) -> NoReturn:
-        """Exit at once, without atexit hooks and destructors: some of them wait for peers that wait for this rank."""
+        """Write the report's mark, print the report, and exit.
+
+        The exit skips atexit hooks and destructors, since some of them wait for peers, which wait for this rank. A rank
+        that has lost a peer first waits for its guard to end it.
+        """
         if report.kind != "overdue":
             self.mark("error", json.dumps(report))
         if report.kind == "cause" and self._elastic:
@@ -227,10 +238,13 @@ class RankMonitor:
         os._exit(status)
 
     def _wait_to_be_ended(self) -> None:
-        """Wait for `watch` to end this process after the loss of a peer, as long as guards may take to report why."""
+        """Wait, after the loss of a peer, until the thread of `watch` ends this process.
+
+        Give up after the time that guards may take to report why the peer is gone.
+        """
         began = time.monotonic()
         patience_s = _STOPPING_PATIENCE_S if self.stop_requested else _PATIENCE_S
-        # The report of an abort may arrive a moment after the peer is lost.
+        # Check `abort_seen` at each turn: the report of an abort may arrive a moment after the peer is lost.
         while time.monotonic() - began < (_ABORT_PATIENCE_S if self.page.abort_seen else patience_s):
             time.sleep(_POLL_S)
 
@@ -238,22 +252,23 @@ class RankMonitor:
         return Report(self.who, kind, time.time(), "", "", self.page.progress().describe())
 
     def _end_as_told(self, reason: Ending) -> NoReturn:
-        """End for the reason that the guard has written to the page."""
+        """End this process for the reason that the guard has written to the status page."""
         if reason is Ending.OVERDUE:
-            if self.path("stopped").exists():  # it had stopped in order, and exited slowly
+            if self.path("stopped").exists():  # the rank has stopped in order, but exits slowly
                 os._exit(self.page.status)
             self.mark("stopped", json.dumps(Stopped(self.page.progress().step, "", self.page.status, overdue=True)))
             self.exit_with(self._report("overdue"), self.page.status)
         if reason is Ending.JOB_FAILED:
             time.sleep(_JOB_FAILED_PATIENCE_S)
-        if self.path("error").exists():  # it has failed, and waits to be ended
+        if self.path("error").exists():  # the rank has reported its failure, and waits to be ended
             os._exit(1)
         self.exit_with(self._report("told"))
 
     def watch(self) -> NoReturn:
-        """End this rank when its guard orders it, or when a launcher above it is gone.
+        """End this rank when its guard orders that, or when a launcher above it is gone. Runs in a thread of its own.
 
-        Without this, SIGKILL to `mpirun`, or SIGTERM to `deepspeed` alone, would leave ranks that train on forever.
+        The thread also writes the flight record when the guard asks for it, and replaces a guard that is gone. Without
+        it, ranks would train on after SIGKILL to `mpirun`, or after SIGTERM to only `deepspeed`.
         """
         ancestors = launchers_above(os.getpid())
         checked_s = -_LAUNCHER_CHECK_S
@@ -271,22 +286,23 @@ class RankMonitor:
         self._end_as_told(reason)
 
     def _end_orphan(self) -> None:
-        """Stop as if SIGTERM had come: most often the launcher got one and did not pass it on.
+        """Stop this rank, whose launcher is gone, as if SIGTERM had come.
 
-        The guard's grace period starts as well. A rank that does not handle SIGTERM exits at once.
+        Most often the launcher got SIGTERM and did not pass it on. The guard's grace period starts as well. A rank that
+        does not handle SIGTERM exits at once.
         """
         report = self._report("orphan")
         if not self.page.grace_s:
             self.exit_with(report)
         if not self.stop_requested:
-            _write(report.message())  # first: setting `stop_requested` may end the process at once
+            _write(report.message())  # first, because setting `stop_requested` may end the process at once
             self.stop_requested = True
             with contextlib.suppress(OSError):
                 os.write(self._signal_pipe[1], bytes([signal.SIGTERM]))
 
 
 def monitor_rank(who: Rank, environ: Mapping[str, str], *, loopback: bool = True) -> RankMonitor:
-    """Start monitoring this rank: from now on an uncaught exception ends the process at once, and with it the job."""
+    """Start this rank's monitor and guard. From now on an uncaught exception ends the process at once, and the job."""
     monitor = RankMonitor(who, environ, loopback=loopback)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
@@ -296,7 +312,7 @@ def monitor_rank(who: Rank, environ: Mapping[str, str], *, loopback: bool = True
         monitor.exit_with(report, 130 if report.kind == "interrupt" else 1)
 
     sys.excepthook = hook
-    # Signals go to the main thread: this one might take one before Python knows the thread, and write no stack.
+    # The new thread must not receive these signals: before Python knows the thread, faulthandler would write no stack.
     with _blocked(STOPS):
         threading.Thread(target=monitor.watch, name="watch", daemon=True).start()
     return monitor

@@ -1,12 +1,14 @@
-"""Receiver: collect the marks of ranks on other hosts from their guards, into a folder on this host.
+"""Receiver: in `dslpar launch`, collect the marks of ranks on other hosts from their guards, into a local folder.
 
-with Receiver(folder, range(8), ("10.0.0.1",), Path("/shared/run/.secret")) as receiver:
-    receiver.variable                   # DSLPAR_REPORTS: tcp://10.0.0.1:4711/shared/run/.secret
-    receiver.poll()                     # often: takes what has come
-    receiver.send_stop(signal.SIGTERM)  # every guard sends it to its rank
+    with Receiver(folder, range(8), ("10.0.0.1",), Path("/shared/run/.secret")) as receiver:
+        receiver.variable                   # DSLPAR_REPORTS: tcp://10.0.0.1:4711/shared/run/.secret
+        receiver.poll()                     # often: takes what has come
+        receiver.send_stop(signal.SIGTERM)  # every guard sends it to its rank
 
-Ranks read the job's secret from that file, which only their user may read. An environment variable would pass through
-launchers, ssh and shells, whose arguments every user of a host can see. The file exists as long as the receiver does.
+Marks are small files in which ranks and guards report how a rank ended (marks.py). The environment variable
+DSLPAR_REPORTS gives ranks the server's address and the path of a file with the job's secret. Only the job's user may
+read this file, and it exists as long as the receiver. The secret itself is in no environment variable, because a
+variable would pass through launchers, ssh and shells, whose arguments every user of a host can see.
 """
 
 from __future__ import annotations
@@ -34,10 +36,11 @@ _SILENCE_S = 4.0
 
 
 class Receiver:
-    """A server without a thread of its own, and a context manager.
+    """Server for the connections of all ranks' guards, and a context manager. It has no thread, and reads in `poll`.
 
-    `ranks`: the ranks whose guards may connect. `addresses`: the addresses at which they find this server. `loopback`:
-    whether all ranks are on this host. `secret_file`: the file to write, on a file system that all hosts share.
+    `folder`: the folder for the marks. `ranks`: the ranks whose guards may connect. `addresses`: this host's addresses,
+    which the guards try in order. `secret_file`: the file for the secret, on a file system that all hosts share.
+    `loopback`: whether all ranks are on this host.
 
     Raises:
         OSError: the secret cannot be written.
@@ -48,7 +51,7 @@ class Receiver:
     ) -> None:
         self.folder, self.addresses = folder, addresses
         self.met: set[int] = set()
-        """Ranks whose guards have connected. Nothing is known of others, for example behind a firewall."""
+        """Ranks whose guards have connected. Nothing is known about other ranks, for example behind a firewall."""
         self._told: set[int] = set()
         """Ranks whose guards were already reported for invalid messages."""
         self._secret_file = secret_file.absolute()
@@ -75,7 +78,10 @@ class Receiver:
             self._secret_file.unlink()
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Process what has arrived, and what arrives within `timeout_s`: a large job's guards all connect at once."""
+        """Process all messages and connections that have arrived, or that arrive within `timeout_s`.
+
+        It continues until then, because all guards of a large job connect at the same time.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             self._poller.poll(max(0.0, deadline - time.monotonic()))
@@ -86,14 +92,14 @@ class Receiver:
             connection.flush()
 
     def send_stop(self, number: int) -> None:
-        """Make every guard send its rank a signal, also guards that connect later."""
+        """Make every guard send its rank this signal, also guards that connect later."""
         self._stop_signal = number
         for connection in self._server.connections.values():
             connection.send({"stop": number})
 
     @property
     def connected(self) -> int:
-        """Count the guards that are connected and not silent. One whose host is gone never closes its connection."""
+        """Count the guards that are connected and not silent. If a host is gone, its connections stay open."""
         here = [connection for connection in self._server.connections.values() if connection.open]
         return sum(time.monotonic() - connection.received_s < _SILENCE_S for connection in here)
 
@@ -115,10 +121,10 @@ class Receiver:
                 _log(f"closes the connection to the guard of rank {connection.rank}: {protocol.NONSENSE}")
 
     def _keep(self, rank: int, name: str, text: str) -> bool:
-        """Write a mark to the folder; return False if it is invalid, or not this rank's guard's to send."""
+        """Write a mark to the folder; return False if the mark is invalid, or if `rank`'s guard may not send it."""
         number, _, kind = name.partition(".")
         mark = marks.parse(kind, text)
-        own = int(number) == rank or kind == "verdict"  # a guard may have a verdict about another rank
+        own = int(number) == rank or kind == "verdict"  # a guard may send a verdict about another rank
         if mark is None or not own or marks.rank_of(mark) not in (int(number), None):
             return False
         with contextlib.suppress(OSError):  # a cleaner has deleted the folder
@@ -127,7 +133,7 @@ class Receiver:
 
 
 def read_variable(text: str) -> tuple[str, str] | None:
-    """Return addresses:port and the secret from a receiver's variable; None if it is a folder's path.
+    """Return addresses:port and the secret that a value of DSLPAR_REPORTS names; None if the value is a folder's path.
 
     >>> read_variable("tcp://10.0.0.1,10.1.0.1:4711/no/such/file")
     ('10.0.0.1,10.1.0.1:4711', '')

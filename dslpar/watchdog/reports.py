@@ -1,4 +1,4 @@
-"""Reports of failing ranks: tell causes from consequences, and add advice for known errors."""
+"""Reports of failing ranks: separate causes from consequences (a lost peer), and add advice for known errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MAX_LINE = 500
 
 
 def make_report(who: Rank, at: str, error: BaseException, trace: TracebackType | None) -> Report:
-    """Report an exception that nobody caught."""
+    """Return the report of an exception that nobody caught. `at`: the rank's stage and step."""
     kind: Kind = "consequence" if is_lost_peer(error) else "cause"
     if isinstance(error, KeyboardInterrupt):  # even if a peer was lost meanwhile, by the same interrupt
         kind = "interrupt"
     line = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:_MAX_LINE]
     if isinstance(error, DslparError):
-        whole = f"{error}\n{_place(error, trace)}"  # the finding has everything except the line of the user's program
+        whole = f"{error}\n{_place(error, trace)}"  # the finding has everything but the place in the user's program
     else:
         whole = "".join(traceback.format_exception(type(error), error, trace))
     text = messages.cut(whole)
@@ -33,10 +33,10 @@ def make_report(who: Rank, at: str, error: BaseException, trace: TracebackType |
 
 
 def _place(error: DslparError, trace: TracebackType | None) -> str:
-    """Return the user's own frames of a finding's traceback: neither dslpar's nor an installed package's.
+    """Return the frames of a finding's traceback that are in the user's own code, not in dslpar or installed packages.
 
-    If the finding was raised from other findings, these are the first one's frames. If that was raised from an error of
-    another kind, the error's traceback follows in full.
+    If the finding was raised from other findings, the frames are those of the first finding in the chain. If the first
+    finding was raised from an error of another kind, that error's traceback follows in full.
     """
     cause = error.__cause__
     while isinstance(cause, DslparError):
@@ -62,10 +62,10 @@ _GLOO = re.compile(r"\[[^\]]*gloo/|Gloo ")
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether torch.distributed raised this error, or one that it was raised from, because a peer is gone.
+    """Return whether a lost peer is the cause of this error, or of an error that it was raised from.
 
-    The text decides, since gloo's errors are plain RuntimeErrors. The origin must be torch.distributed too, since a
-    data set on a network may raise errors with the same text.
+    The text decides, since gloo's errors are plain RuntimeErrors. In addition torch.distributed must have raised the
+    error, since a dataset on a network may raise errors with the same text.
     """
     seen: set[int] = set()
     link: BaseException | None = error
@@ -78,13 +78,13 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def _is_of_distributed(error: BaseException) -> bool:
-    """Return whether it is an error of torch.distributed (DistBackendError, DistNetworkError, ...) or of gloo."""
+    """Return whether an error comes from torch.distributed (DistBackendError, DistNetworkError, ...) or from gloo."""
     names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("torch")}
     return "DistError" in names or (type(error) is RuntimeError and bool(_GLOO.search(str(error))))
 
 
 def elastic(report: Report) -> str:
-    """Return the report in the JSON format from which torchrun finds the root cause, and which it prints."""
+    """Return the report in torchrun's JSON format for error files. torchrun prints the earliest as the root cause."""
     text = visible_lines(report.text)
     extra = {"py_callstack": text, "timestamp": str(int(report.time_s))}
     return json.dumps({"message": {"message": text, "extraInfo": extra}})
@@ -100,11 +100,11 @@ _MEMORY = """\
 HST230 out-of-memory: this rank asked for more memory than there is
 help: a smaller batch.micro_size (a larger batch.accumulation keeps the global batch), activation_checkpoint=1,
       zero.stage=1 to 3 over data ranks, precision='bf16', or more ranks in parallel.tensor or parallel.pipeline;
-      where the host's memory runs out at a save, train.async_save=False, which copies nothing there
+      if the host's memory runs out at a save, train.async_save=False, which makes no copy in it
 """
 _RANGE = """\
-HST232 index-out-of-range-on-device: most often a token's id at or past the vocabulary, or a label past the classes
-help: the line is another one than above: CUDA_LAUNCH_BLOCKING=1 tells it, and AMD_SERIALIZE_KERNEL=3 on ROCm;
+HST232 index-out-of-range-on-device: most often a token's id outside the vocabulary, or a label outside the classes
+help: the line above is not the cause: CUDA_LAUNCH_BLOCKING=1, or AMD_SERIALIZE_KERNEL=3 on ROCm, shows the right one;
       `dslpar data show` counts the ids of token files, which model.vocab_size must exceed
 """
 _DISK = """\

@@ -1,10 +1,11 @@
-"""Status page: a rank's progress, in a page of memory that it shares with its guard.
+"""Status page: a rank's progress, in a page of memory that the rank shares with its guard (guard.py).
 
     page = StatusPage(path, make=True)                      # in the rank
     page.enter("step", step=12, limit_s=600.0)              # a few stores; no system call, no lock
     StatusPage(path).progress()                             # in the guard: the rank's phase and step, and since when
 
-Times are seconds of the host's monotonic clock. This module imports only the standard library, because guards load it.
+The guard also writes orders for the rank to the page. Times are seconds of the host's monotonic clock. This module
+imports only the standard library and dslpar.core.visible, because guards load it and start in milliseconds.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ class Ending(IntEnum):
     JOB_FAILED = 1
     """Some rank has failed, and with it the job."""
     OVERDUE = 2
-    """It did not stop in time after SIGTERM."""
+    """The rank did not stop in time after SIGTERM."""
     ORPHANED = 3
-    """Its launcher is gone."""
+    """`dslpar launch` is gone."""
 
 
-TOO_LATE = "was told to end, and is ended now: what it was doing took too long"
-"""The message about a rank that was OVERDUE, from the rank itself or from its guard."""
+TOO_LATE = "was requested to stop, did not stop in time, and is ended now"
+"""The message about a rank that is ended as OVERDUE. The rank itself prints it, or else its guard."""
 
 
 def join_location(who: object, *where: str) -> str:
-    """Join a rank's name and location for a report. Empty parts are left out.
+    """Join a rank's name, place and progress for a report. Empty parts are left out.
 
     >>> join_location("rank 2 of 4 on host1", "stage 1 (pipe 1, data 0, tensor 0)", "step 12")
     'rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12'
@@ -78,15 +79,15 @@ class Progress(NamedTuple):
     location: str = ""
     """Such as "stage 1 (pipe 1, data 0, tensor 1)"; empty until the mesh is made."""
     phase: str = ""
-    """One of building, loading, step, evaluating, saving, ...; empty before the first one."""
+    """building, loading, step, evaluating, saving, ...; empty before the first phase."""
     step: int = 0
-    """The current step, or else the last completed one."""
+    """The current step; between steps, the last completed one."""
     since_s: float = 0.0
     """Time at which the rank entered the phase."""
     limit_s: float = 0.0
     """Time limit for the phase; 0: none."""
     num_entries: int = 0
-    """Number of phases entered so far. It identifies the current one."""
+    """Number of phases entered so far, which identifies the current phase. Each step is a phase of its own."""
 
     def describe(self) -> str:
         """Return "stage 1 (pipe 1, data 0, tensor 1), step 12"."""
@@ -114,14 +115,15 @@ def _text(stored: bytes) -> str:
 
 
 class StatusPage:
-    """One rank's page.
+    """One rank's status page, in shared memory.
 
     The guard writes `ending`, `port`, `rank_0_left`, `flight_record_wanted` and `abort_seen`. The rank writes the other
     fields, and clears `flight_record_wanted`. `file`: the page's path, or a descriptor of the open file, which stays
-    open.
+    open. `make`: whether to create the file.
     """
 
-    # Numbers lie at multiples of their size, so that one store writes each: readers see the old or the new value.
+    # Each number's offset is a multiple of its size, so that a single store writes it: readers see the old value or the
+    # new one, never a mixture.
     num_entries = _Field("<Q", 0, int)
     step = _Field("<q", 8, int)
     since_s = _Field("<d", 16, float)
@@ -129,12 +131,13 @@ class StatusPage:
     grace_s = _Field("<d", 32, float)
     """Time for the rank to end after SIGTERM; 0: it does not handle SIGTERM."""
     ending = _Field("<I", 40, Ending)
-    """Reason for which the rank must end at once."""
+    """Order of the guard to end the rank at once, with the reason."""
     port = _Field("<I", 44, int)
-    """The port at which the guard listens; 0 before it does."""
+    """The port at which the hub (rank 0's guard) listens; 0 before it listens, and on other ranks."""
     status = _Field("<I", 48, int)
     """The exit status of a rank that has stopped on request."""
     rank_0_left = _Field("<I", 52, bool)
+    """Whether rank 0's guard has reported that it leaves in order."""
     flight_record_wanted = _Field("<I", 56, bool)
     """Whether the guard has asked for the flight record. The rank clears it before it writes the record."""
     abort_seen = _Field("<I", 60, bool)
@@ -143,7 +146,7 @@ class StatusPage:
     location = _Field("192s", 128, _text)
     """The rank's stages and coordinates in the mesh."""
     hub = _Field("512s", 512, _text)
-    """The `address:port:secret` of rank 0's guard; empty until it is known."""
+    """The `address:port:secret` of rank 0's guard; empty until the rank knows it."""
 
     def __init__(self, file: Path | int, *, make: bool = False) -> None:
         if make and isinstance(file, Path):
@@ -152,20 +155,20 @@ class StatusPage:
             self.memory = mmap.mmap(opened.fileno(), _SIZE)
 
     def enter(self, phase: str, step: int = 0, limit_s: float | None = None) -> None:
-        """Enter another phase, or step, of the run."""
-        self.since_s = time.monotonic()  # first: a long phase without a limit must not count against the next one
+        """Enter a phase of the run, or its next step. `limit_s`: the time limit of this phase or step; None: none."""
+        self.since_s = time.monotonic()  # first: the time of a long phase without a limit must not count in this one
         self.limit_s = limit_s or 0.0
         self.step = step
         self.phase = phase
         self.num_entries += 1  # last: a reader that sees it change reads all of the above again
 
     def set_grace(self, grace_s: float, status: int) -> None:
-        """Declare that SIGTERM ends the rank in order, within `grace_s` and with this exit status."""
-        self.status = status  # first: a `grace_s` above 0 makes the guard use it
+        """Declare that SIGTERM makes the rank stop in order, within `grace_s` and with this exit status."""
+        self.status = status  # first: as soon as `grace_s` is above 0, the guard uses `status`
         self.grace_s = grace_s
 
     def progress(self) -> Progress:
-        """Return the rank's progress; read it again if the rank enters another phase meanwhile."""
+        """Return the rank's progress. If the rank enters another phase meanwhile, read it again."""
         while True:
             entries = self.num_entries
             seen = Progress(self.location, self.phase, self.step, self.since_s, self.limit_s, entries)

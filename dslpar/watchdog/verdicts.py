@@ -1,4 +1,8 @@
-"""Verdicts: guards' findings about ranks that cannot report: killed, lost with their host, or silent."""
+"""Verdicts: guards' findings about ranks that were killed, are silent, or are lost with their host.
+
+Such a rank cannot report by itself. A verdict is weak if a failure that is reported later may be its cause: after an
+abort (SIGABRT), since NCCL's watchdog aborts a rank that lost a peer.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ _MAX_NAMES = 8
 
 
 class Failure(NamedTuple):
-    """Why the job ends."""
+    """The reason for which a guard ends the job."""
 
     verdict: Verdict | None = None
     """None: the rank itself has reported the failure."""
@@ -39,8 +43,9 @@ def of_death(
 ) -> Verdict:
     """Return the verdict about a rank that is gone without reporting an error.
 
-    `status`: its wait status, if it could still be read. `exited`: it left by sys.exit, so that Python's exit hooks
-    ran. `after_abort`: another rank had aborted before, for which launchers kill the others.
+    `status`: the rank's wait status, if it could still be read. `stack`: the text that faulthandler wrote. `exited`:
+    the rank left by sys.exit, so that Python's exit hooks ran. `after_abort`: another rank had aborted before.
+    Launchers then kill the other ranks.
     """
     # Not weak in a job of one rank, or if the rank left by sys.exit: then the cause cannot be elsewhere.
     weak = rank.world_size > 1 and not exited
@@ -70,12 +75,12 @@ def _describe_death(status: int | None, stack: str, *, exited: bool) -> str:
 
 
 def is_abort(status: int | None, stack: str) -> bool:
-    """Return whether a rank ended by SIGABRT, by its stack or by its wait status if that is known."""
+    """Return whether a rank ended by SIGABRT, according to its stack, or to its wait status if that is known."""
     return _ABORTED in stack or (status is not None and status & 0x7F == signal.SIGABRT)
 
 
 def is_kill(status: int | None) -> bool:
-    """Return whether a rank was killed by SIGKILL, or may have been because its wait status is unknown."""
+    """Return whether SIGKILL ended a rank, or may have ended it because its wait status is unknown."""
     return status is None or status & 0x7F == signal.SIGKILL
 
 
@@ -91,19 +96,25 @@ def held_note(held_s: float) -> str:
 
 
 def of_silent_hub(own: Rank, name: str, host: str, at: str) -> Failure:
-    """Return the verdict about rank 0, whose guard has gone silent for the guard of rank `own`."""
+    """Return the verdict of rank `own`'s guard about rank 0, whose guard (the hub) has gone silent.
+
+    `name`, `host`, `at`: rank 0's name, host, and last known stage and step.
+    """
     how = f"is silent for {SILENCE_S:.0f} s, and with it the host {host}: gone, or cut off from {own.host}"
     return Failure(of_rank(Rank(0, own.world_size, name.rpartition(" on ")[2], 0), how, at), host != own.host)
 
 
 def of_silent_host(own: Rank, host: str, peers: Sequence[Peer], own_progress: Progress, now: float) -> Failure:
-    """Return the verdict about the ranks of a host that has gone silent for rank 0's guard."""
+    """Return the verdict of rank 0's guard about the ranks of a host that has gone silent.
+
+    `own`: rank 0. `peers`: all other ranks' guards. The verdict names the host's first silent rank.
+    """
     on_host = sorted((peer for peer in peers if peer.host == host), key=lambda peer: peer.rank)
     late = [peer for peer in on_host if now - peer.received_s > SILENCE_S / 2]
     first, whole = late[0], len(late) == len(on_host) and host != own.host
     rest = "though its host is not"
     if not first.is_connected:
-        rest = "since its guard is gone: that was killed, and the rank has started no other"
+        rest = "since its guard was killed, and the rank has started no other guard"
     if whole:
         ranks = _first_few([str(peer.rank) for peer in late])
         others = other_silent_hosts(own.host, host, peers, now)
@@ -114,7 +125,10 @@ def of_silent_host(own: Rank, host: str, peers: Sequence[Peer], own_progress: Pr
 
 
 def other_silent_hosts(own_host: str, host: str, peers: Sequence[Peer], now: float) -> str:
-    """Name the other hosts that are silent too. If every other host is, our own may be the one cut off."""
+    """Name the other hosts that are silent too, besides `host`.
+
+    If every host except `own_host` is silent, `own_host` itself may be cut off, and the text says so.
+    """
     expected = {peer.host for peer in peers if not peer.left} - {own_host, host}
     heard = {peer.host for peer in peers if now - peer.received_s <= SILENCE_S / 2}
     if not (silent := sorted(expected - heard)):
@@ -124,10 +138,11 @@ def other_silent_hosts(own_host: str, host: str, peers: Sequence[Peer], now: flo
 
 
 def last_seen(progress: Progress, own: Progress) -> str:
-    """Describe where a silent rank is.
+    """Describe the stage and step of a silent rank.
 
-    All ranks end a step together, so it is at most one step from our own. The step that it last reported may be much
-    older if steps are short, so the later of the two steps is used.
+    `progress`: what that rank last reported. `own`: the progress of this guard's rank. All ranks end a step together,
+    so the two ranks are at most one step apart. With short steps, the last report may be many steps old, so the later
+    of the two steps is used.
     """
     return (progress if progress.step >= own.step else own._replace(location=progress.location)).describe()
 

@@ -528,7 +528,7 @@ def test_what_a_launcher_leaves_behind_is_ended(tmp_path: Path) -> None:
         process = supervised(tmp_path, orphan.format(how=how))
         said = process.communicate()[1]
         assert process.returncode == 1
-        assert said == "dslpar launch: the launcher ended with status 0, and not every rank had ended\n"
+        assert said == "dslpar launch: the launcher ended with status 0, but not every rank had ended\n"
         assert processes_with(f"SUPERVISED={tmp_path}") == []
 
 
@@ -667,7 +667,7 @@ def test_a_launcher_that_fails_by_itself(tmp_path: Path, launcher: str, status: 
 def test_255_is_no_signal(tmp_path: Path, remote: bool) -> None:
     """255 is ssh's status for a lost connection, not SIGHUP, as DeepSpeed's arithmetic would have it."""
     process = supervised(tmp_path, "import sys; sys.exit(255)", remote=remote)
-    ssh = ", which is ssh's own where a connection was lost, or never made" if remote else ""
+    ssh = ", which is ssh's own status if a connection was lost, or never made" if remote else ""
     said = process.communicate()[1]
     assert said.startswith(f"dslpar launch: the launcher ended with status 255{ssh}; what it and")
     assert process.returncode == 255
@@ -683,7 +683,7 @@ def test_a_job_outlives_the_folder_of_its_reports(tmp_path: Path) -> None:
     (tmp_path / "leave").touch()
     said = process.communicate()[1].splitlines()
     assert re.fullmatch(
-        r"dslpar launch: /.*/dslpar_reports_\w+ was deleted while the job runs, and is made anew.*", said[0]
+        r"dslpar launch: /.*/dslpar_reports_\w+ was deleted while the job runs, and is made again.*", said[0]
     )
     assert said[1].startswith("dslpar launch: stopped after step 7: checkpoint saved in there")
     assert process.returncode == 75

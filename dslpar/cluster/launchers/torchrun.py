@@ -27,7 +27,7 @@ def _commands(context: Context) -> Iterator[Command]:
 
 
 def _commands_without_ssh(context: Context) -> Iterator[Command]:
-    # As a module, since another host's PATH may have another torchrun.
+    # Run torchrun as a module of this Python, since another host's PATH may have another torchrun.
     request, python = context.request, context.facts.programs["python"]
     start = (python, "-m", "torch.distributed.run", "--nproc_per_node", str(context.slots))
     meet = ("--master_addr", context.master_addr, "--master_port", context.master_port)

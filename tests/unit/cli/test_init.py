@@ -153,7 +153,7 @@ def test_a_folder_of_transformers_gives_class_weights_and_tokenizer(folder: Path
         (["--model", "BertForTokenClassification"], "a program brings"),
         (
             ["--model", "transformers.MptForCausalLM"],
-            "MptForCausalLM is not trained unasked: no policy of it is proven",
+            "MptForCausalLM has no proven policy",
         ),
         (["--model", "vit"], "need --data-path: a folder with a folder of images for each class"),
         (["--gpus", "8", "--tensor", "3"], "8 ranks are not a multiple of tensor 3"),

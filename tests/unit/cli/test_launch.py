@@ -33,7 +33,7 @@ def test_launch_prints_the_proof_in_place_of_the_training_program(
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [(["--prove", "--resume"], "--resume is of training"), (["--small"], "--small goes with --prove")],
+    [(["--prove", "--resume"], "--resume is a flag of training"), (["--small"], "--small goes with --prove")],
 )
 def test_launch_refuses_flags_of_the_program_that_it_does_not_start(
     flags: list[str], word: str, config: Path, capsys: pytest.CaptureFixture[str]

@@ -119,7 +119,7 @@ def test_metrics_that_no_run_has_are_told(outputs: Path, capsys: pytest.CaptureF
         (["plot", "{}/nowhere"], "is not a folder"),
         (["plot", "{}/a", "-o", "out.pdf"], "neither .svg nor .png"),
         (["plot", "{}/a", "--log", "lr", "--metrics", "loss"], "--log lr: not among --metrics"),
-        (["plot", "{}/a", "--metrics", ","], "--metrics names none"),
+        (["plot", "{}/a", "--metrics", ","], "--metrics needs at least one name"),
         (["plot", "{}/a", "-o", "{}/no/out.svg"], "cannot write"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -466,10 +466,10 @@ def test_what_reaches_other_hosts_is_not_installed() -> None:
     found = refused("deepspeed", TWO, without)
     assert (found["code"], found["said"]) == (
         "HST204",
-        "deepspeed: pdsh and ssh not installed here, to reach other hosts",
+        "deepspeed reaches other hosts with pdsh and ssh, not installed here",
     )
     assert "packages pdsh, openssh-client" in found["help"]
-    assert refused("openmpi", TWO, without)["said"] == "openmpi: ssh not installed here, to reach other hosts"
+    assert refused("openmpi", TWO, without)["said"] == "openmpi reaches other hosts with ssh, not installed here"
     assert launch("deepspeed", TWO, without, no_ssh=True).commands
     assert launch("deepspeed", ONE, without).commands
 

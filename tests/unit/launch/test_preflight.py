@@ -106,7 +106,7 @@ def test_a_clock_is_off_only_beyond_what_passed_meanwhile() -> None:
 def test_a_port_that_is_taken_is_told_where_it_was_asked_for() -> None:
     results = (HostResult(HOSTS[0], GOOD._replace(port_is_free=False)), HostResult(HOSTS[1], GOOD))
     (finding,) = host_findings.all_findings(results, HostChecks(files=(), output_dir="out", port=29500))
-    assert (finding.code, finding.message) == ("HST216", "port 29500 of node1 is taken: another job meets there")
+    assert (finding.code, finding.message) == ("HST216", "port 29500 of node1 is in use, perhaps by another job")
     assert "--master-port 40000" in finding.help
     assert list(host_findings.all_findings(results, CHECKS)) == []
 

@@ -418,7 +418,7 @@ def test_the_command_finds_out_how_many_samples_a_step_takes(
     with pytest.raises(SystemExit) as ended:
         main(["import", source, "--num-samples", "1000"])
     assert ended.value.code == 2
-    assert "the number of samples a step is unknown; --world-size N may help" in capsys.readouterr().err
+    assert "the number of samples per step is unknown; --world-size N may help" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("batch", ["GLOBAL_BATCH_SIZE = 8\n", ""])

@@ -261,7 +261,7 @@ def test_a_guard_of_rank_0_that_was_never_met_ends_nobody(tmp_path: Path, capfd:
     one._look_for_silence()
     one._look_for_silence()
     assert one.state is State.WATCHING
-    said = "cannot reach the guard of rank 0 at 10.0.0.1:4711: faults elsewhere are not told here"
+    said = "cannot reach the guard of rank 0 at 10.0.0.1:4711: failures elsewhere are not reported here"
     assert capfd.readouterr().err == f"[rank 1 of 2 on host0] {said}\n"
     one.poller.close()
 
@@ -395,7 +395,7 @@ def test_a_guard_that_is_killed_again_and_again_is_what_the_end_of_the_job_is_pu
         assert ranks.said(1).splitlines()[-1] == (
             f"{at(1)} its guard was ended by SIGKILL, as 3 before it; no other one is started"
         )
-        how = "is silent for 6 s, since its guard is gone: that was killed, and the rank has started no other"
+        how = "is silent for 6 s, since its guard was killed, and the rank has started no other guard"
         assert ranks.said(0).splitlines()[-1] == f"{at(1)} {how}"
 
 

@@ -445,7 +445,7 @@ def test_a_watch_passes_over_what_is_no_mark(tmp_path: Path, capsys: pytest.Capt
     assert not watch.poll()
     assert watch.started() == [marks.Rank(0, 3, "node", 7)]
     assert watch.stopped() is watch.first_failure(None) is None
-    assert "1.born is no mark of a rank, and is passed over" in capsys.readouterr().err
+    assert "1.born is not a valid mark of a rank, and is ignored" in capsys.readouterr().err
     assert not watch.poll()
     assert capsys.readouterr().err == "", "once"
 
