@@ -118,7 +118,7 @@ def norm(
     vectors, statistics = (1, 1) if kind == "rmsnorm" else (1 + bias, 2)
     rows = ratio(tokens, ranks(tensor, residual_cuts(tensor).tokens))
     pieces = ranks(tensor, residual_cuts(tensor).features)
-    # torch's RMSNorm runs if no axis shards the features. On a CPU, which has no fused kernel, it also saves its result.
+    # torch's RMSNorm runs if no axis shards the features. On a CPU, without a fused kernel, it also saves its result.
     times = 2 if kind == "rmsnorm" and pieces == 1 else 1
     saved = Saved(elements=times * _residual(tensor, tokens, hidden_size), wide=statistics * rows)
     weights = ratio(vectors * hidden_size, pieces)
