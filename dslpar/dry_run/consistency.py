@@ -1,7 +1,7 @@
-"""Check that ranks agree: the same operations in the same order, on tensors of the same dtype and shape.
+"""Check that ranks agree: the same collectives in the same order, on tensors of the same dtype and shape.
 
-The ranks of a group differ only on the group's axes. If they issue different operations, or another order, each waits
-for a call that the others never make.
+The ranks of a process group must call the same collectives in the same order. Otherwise each waits for a call that the
+others never make.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAMES = {"F": "forward", "B": "backward", "W": "weight gradients"}
 
 
 def disagreements(stage: int, rank: int, run: StageRun, other_rank: int, other: StageRun) -> Iterator[Problem]:
-    """Compare what two ranks do with one stage."""
+    """Find differences between two ranks' runs of one stage: operations, forms of activations, and parameters."""
     ranks = f"rank {rank}", f"rank {other_rank}"
     for kind in dict.fromkeys((*run.calls, *other.calls)):
         pairs = zip_longest(run.calls.get(kind, ()), other.calls.get(kind, ()))
@@ -53,7 +53,7 @@ def _other_record(
 
 
 def parameter_problems(parameters: Mapping[str, ParameterRecord], tensor: Tensor) -> Iterator[Problem]:
-    """Find parameters whose pieces do not tile them; each placement is checked once."""
+    """Find parameters whose shards do not cover every element exactly once; equal placements are checked once."""
     known: dict[Placement, list[str]] = {}
     for name, (placement, local_shape, _, _) in parameters.items():
         if placement is None:

@@ -4,10 +4,11 @@
     for name, svg in pictures(job, forecast).items():
         Path(f"{name}.svg").write_text(svg)
 
-The page consists of static SVGs and tables, so it can be read and printed without its script. The script marks the
-groups of the rank under the pointer, and switches between light and dark. Paths and names come from users and are
-escaped. As a second barrier, the page's content security policy allows only the page's own style and script, by their
-hashes, and no requests (https://www.w3.org/TR/CSP3).
+`job` is the resolved config, and `forecast` its forecast or None. The page consists of static SVGs and tables, so it
+can be read and printed without its script. The script marks the groups of the rank under the pointer, and switches
+between light and dark. Paths and names come from users and are escaped. As a second protection, the page's content
+security policy (https://www.w3.org/TR/CSP3) allows only the page's own style and script, by their hashes, and no
+requests.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class _Section(NamedTuple):
     """A section of the page."""
 
     name: str
+    """Its anchor: `#mesh`."""
     title: str
     lead: str
     """One sentence about the picture, as HTML."""
@@ -43,7 +45,7 @@ class _Section(NamedTuple):
 
 
 def as_html(job: Job, made: Forecast | None) -> str:
-    """Return the page; `made` is the forecast, None if the machine or the model's costs are unknown."""
+    """Return the page as HTML; `made` is the forecast, or None if the machine or the model's costs are unknown."""
     sections = list(_sections(job, made))
     css = style() + scheme(":root[data-theme=light]", "light") + scheme(":root[data-theme=dark]", "dark")
     css += _file("page.css")
@@ -80,12 +82,12 @@ def as_html(job: Job, made: Forecast | None) -> str:
         "</body>",
         "</html>",
     ]
-    # ASCII with character references is the same in every encoding of a terminal or pipe.
+    # Write other characters as references: ASCII stays the same whatever encoding a terminal or pipe uses.
     return ("\n".join(parts) + "\n").encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def pictures(job: Job, made: Forecast | None) -> dict[str, str]:
-    """Return the pictures as SVG files, by name."""
+    """Return the texts of the pictures' SVG files, by name."""
     drawn = (each.picture for each in _sections(job, made))
     return {picture.name: picture.standalone() for picture in drawn if picture is not None}
 
