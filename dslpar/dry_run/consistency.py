@@ -42,13 +42,13 @@ def _other_record(
     name: str, record: ParameterRecord, other: ParameterRecord | None, ranks: tuple[str, str]
 ) -> Iterator[Problem]:
     if other is None:
-        yield Problem("layers", name, f"{ranks[0]} has it and {ranks[1]} has not", "ranks of one stage have its layers")
+        yield Problem("layers", name, f"{ranks[0]} has it, {ranks[1]} does not", "all ranks of a stage have its layers")
     elif record[:3] != other[:3]:
         shapes = (
             f"{list(record.local_shape)} of {list(record.shape)}",
             f"{list(other.local_shape)} of {list(other.shape)}",
         )
-        what = f"{ranks[0]} holds {shapes[0]} and {ranks[1]} {shapes[1]}, by two placements"
+        what = f"{ranks[0]} holds {shapes[0]} and {ranks[1]} {shapes[1]}: two placements"
         yield Problem("tiling", name, what, "a placement is the same on every rank")
 
 
@@ -58,16 +58,16 @@ def parameter_problems(parameters: Mapping[str, ParameterRecord], tensor: Tensor
     for name, (placement, local_shape, _, _) in parameters.items():
         if placement is None:
             if tensor.size > 1:
-                what = f"a plain parameter, of which {tensor.size} tensor ranks would each hold all"
-                yield Problem("tiling", name, what, "each of them would take its own gradient for the whole")
+                what = f"a plain parameter: each of {tensor.size} tensor ranks would hold all of it"
+                yield Problem("tiling", name, what, "each rank would use its own part of the gradient as the whole")
             continue
         if placement.tensor != tensor:
-            yield Problem("tiling", name, "its placement is on another cuboid", "ranks are those of the mesh")
+            yield Problem("tiling", name, "its placement is for another cuboid", "it must be for the mesh's cuboid")
             continue
         if placement not in known:
             known[placement] = tiling_errors(placement)
         for error in known[placement]:
             yield Problem("tiling", name, error, "every element of a parameter has one place, and one copy that counts")
         if not known[placement] and placement.local_shape != local_shape:
-            what = f"a rank holds {list(local_shape)}, and its placement says {list(placement.local_shape)}"
-            yield Problem("tiling", name, what, "shards would not join to the whole")
+            what = f"a rank holds {list(local_shape)}, but its placement requires {list(placement.local_shape)}"
+            yield Problem("tiling", name, what, "the shards would not make up the whole parameter")

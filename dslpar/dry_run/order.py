@@ -58,10 +58,10 @@ def _message_orders(orders: Orders, chunks: Chunks) -> Iterator[Problem]:
             sender, receiver = link
             where = f"pipe {sender} to pipe {receiver}"
             if at is not None:
-                what = f"message {at} is sent for {_named(ours[at])}, and {_named(theirs[at])} takes one in"
-                yield Problem("messages", where, what, "all have the same shape, so a swap would go unnoticed")
+                what = f"message {at} is sent for {_named(ours[at])}, but {_named(theirs[at])} receives it"
+                yield Problem("messages", where, what, "messages have the same shape, so a swap would go unnoticed")
             elif len(ours) != len(theirs):
-                what = f"{len(ours)} messages are sent and {len(theirs)} taken in"
+                what = f"{len(ours)} messages are sent, but {len(theirs)} are received"
                 yield Problem("messages", where, what, "one side would wait for the other for ever")
 
 

@@ -211,9 +211,9 @@ class _Dry:
         if stage:
             self.forms["F", stage], self.forms["B", stage - 1] = run.inputs, run.input_gradients
             floating = [form for form in run.inputs if form[0].is_floating_point]
-            self._compare_forms(stage, "sends back", run.input_gradients, floating, "what it has taken in")
+            self._compare_forms(stage, "sends back", run.input_gradients, floating, "the inputs that it has received")
         if stage < self.chunks.last:
-            why = "the residual of this layout, which every stage but the first takes in"
+            why = "the residual of this layout, which every stage after the first receives"
             self._compare_forms(stage, "sends", run.outputs, self._residual(), why)
 
     def _compare_forms(self, stage: int, does: str, forms: Forms, wanted: Forms, name: str) -> None:
@@ -278,7 +278,7 @@ class _Dry:
                 self.result.parameters |= runs[stage].parameters
                 sent = self.forms.get(("F", stage + 1), runs[stage].outputs)
                 self._compare_forms(
-                    stage, "sends", runs[stage].outputs, sent, "which a shortened run of its layers sends"
+                    stage, "sends", runs[stage].outputs, sent, "the output of a run without repeated layers"
                 )
             last = end_of_step(self.job, groups, self.specs, [run.module for run in runs.values()])
             found = {pipe: self._replay(groups, orders)} if self.chunks.pipe > 1 else {}

@@ -365,7 +365,7 @@ def _batch_settings(job: Job, candidate: Candidate) -> dict[str, str]:
         changed = {name: getattr(wanted, name) for name in names}
         if batch_of(replace(given, **changed), Sizes(data, cuboid)) == wanted:
             return {keys[name]: str(size) for name, size in changed.items()}
-    raise AssertionError("three sizes say what the batch is")
+    raise AssertionError("global size, micro size and accumulation determine the batch")
 
 
 _FEWEST_FIRST = (

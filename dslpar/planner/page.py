@@ -76,7 +76,7 @@ def as_html(job: Job, made: Forecast | None) -> str:
         "<main>",
         *(_html(each) for each in sections),
         "</main>",
-        "<footer>What dslpar knows before anything runs: <code>dslpar show</code> prints the same as text, "
+        "<footer>This page shows what dslpar knows before a run. <code>dslpar show</code> prints the same as text. "
         "<code>dslpar plan</code> looks for better layouts.</footer>",
         f"<script>{script}</script>",
         "</body>",
@@ -165,7 +165,7 @@ def _mesh(job: Job, made: Forecast | None) -> _Section:
     controls = (
         f'<div class="controls" id="mesh-controls" role="group" aria-label="Axis" hidden>{buttons}</div>'
         '<p id="mesh-told" role="status">Point at a rank, or move to it with Tab and the arrow keys, to see its group '
-        "on an axis; a click keeps it.</p>"
+        "on an axis. Click to keep it marked.</p>"
     )
     lead = f"{job.mesh.world_size:,} ranks in nodes of {per_node}; order {', '.join(job.mesh.order)}, slow to fast."
     table = _table("Groups", ("axis", "ranks", "groups", "the first ones"), mesh.group_rows(job.mesh))
