@@ -1,8 +1,10 @@
 """Low-rank adapters (LoRA) beside frozen linears: the sizes of their matrices on a rank.
 
-An adapter of a linear [in, out] is A (r, in) and B (out, r). Both are sharded as the linear's own dims are
-(`dslpar.layers.lora` has the table), so an adapter sends nothing for activations, and its gradients are summed as those
-of vectors are. A frozen weight has no gradient and no optimizer state, and its backward has one product instead of two.
+An adapter of a linear [in, out] has two matrices: A (r, in) and B (out, r). Their `in` and `out` dims are sharded like
+the linear's (`dslpar.layers.lora` has the table). So an adapter adds no collectives of activations. Its gradients are
+all-reduced over the axes that do not shard the matrix, like the gradients of biases. A frozen weight has no gradient
+and no optimizer state, and its backward has one product instead of two. `dslpar.costs` defines inward, outward and the
+axes d, q, y and z.
 """
 
 from __future__ import annotations
@@ -17,35 +19,42 @@ from dslpar.layout.divisors import ranks
 from dslpar.layout.sharding import Letters
 
 Role = Literal["inward", "outward"]
+"""A linear's direction: from the residual stream to inner features, or back."""
 
 
 class Adapter(NamedTuple):
-    """Adapter of some of a linear's output features."""
+    """Adapter of a linear; a fused linear, such as q, k and v, may have one for each of its parts."""
 
     r: int
+    """Rank of the adapter's matrices."""
     out_features: int
+    """Output features of the part of the linear that the adapter belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterSizes:
-    """Adapters of each block by their linear (None: it is trained whole), and whether table and head are trained."""
+    """Adapters of a block's linears, and whether the token table and the head are trained.
+
+    A linear's value is a tuple of its adapters. It is empty if the linear is frozen without adapters, and None if the
+    linear itself is trained.
+    """
 
     qkv: tuple[Adapter, ...] | None = ()
     out: tuple[Adapter, ...] | None = ()
     up: tuple[Adapter, ...] | None = ()
-    """Beside up, and beside a gate."""
+    """Adapters of the MLP's first linear, including those of its gate."""
     down: tuple[Adapter, ...] | None = ()
     trains_table: bool = False
     trains_head: bool = False
 
 
 class Matrix(NamedTuple):
-    """A or B, sharded on a rank."""
+    """A rank's shard of an adapter's matrix A or B, transposed to [depth, columns] as a product uses it."""
 
     depth: Number
     columns: Number
     partial: Letters
-    """Axes over which its gradient is a partial sum."""
+    """Axes over which the matrix's gradient must be summed."""
 
     @property
     def elements(self) -> Number:
@@ -56,7 +65,7 @@ class Matrix(NamedTuple):
 def matrices(
     tensor: Tensor, in_features: int, adapters: Sequence[Adapter], role: Role
 ) -> Iterator[tuple[Matrix, Matrix]]:
-    """Yield A and B of each adapter of a linear, with a rank's sizes."""
+    """Yield a rank's shards of A and B for each adapter of a linear."""
     inputs, outputs = ("z", "y") if role == "inward" else ("y", "z")
     for r, out_features in adapters:
         yield (

@@ -1,6 +1,7 @@
-"""Cached cuts of `dslpar.layout.sharding`: a search requests the same few cuts thousands of times.
+"""Sharding of activations (`Cuts`: the axes that shard each dim), computed by `dslpar.layout.sharding` and cached.
 
-The functions there have no cache, because torch.compile would trace through it and warn.
+A search for layouts requests the same few `Cuts` thousands of times. The functions of `dslpar.layout.sharding` have no
+cache, because layers call them too, and torch.compile would trace through the cache and warn.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from dslpar.layout.sharding import Cuts
 
 
 def residual_cuts(tensor: Tensor) -> Cuts:
-    """Return how the residual stream is stored."""
+    """Return the axes that shard the residual stream."""
     return _residual_cuts(tensor.residual, tensor.split)
 
 
 def inner_cuts(tensor: Tensor) -> Cuts:
-    """Return how qkv, the MLP's hidden layer and the logits are stored."""
+    """Return the axes that shard inner activations: qkv, the MLP's hidden layer and the logits."""
     return _inner_cuts(tensor.inner, tensor.split)
 
 

@@ -13,9 +13,9 @@ from dslpar.schema.sections import Model, OtherModel
 
 
 def costs_function(model: Model | OtherModel, seq_len: int) -> Callable[[Tensor, Number], ModelCosts] | None:
-    """Return the function (cuboid, tokens of a micro-batch) -> costs of the model's parts on a rank.
+    """Return a function from a cuboid and the tokens of a micro-batch to the costs of the model's parts on a rank.
 
-    None if the costs are not known before the model is built.
+    Return None if the costs are unknown before the model is built.
     """
     if isinstance(model, Model):
         of_family = costs_of(model).model_costs

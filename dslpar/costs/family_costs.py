@@ -1,4 +1,4 @@
-"""Interface of a model family's module `costs`, which the forecast calls."""
+"""Interface of the module `costs` of each model family, such as `dslpar.models.gpt.costs`; the forecast calls it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from dslpar.schema.sections import Model
 
 
 class FamilyCosts(Protocol):
-    """Costs of one family; `model` is its config section, `tokens` is the number in a micro-batch."""
+    """Costs of a model family.
+
+    Arguments: `model` is the model's config section, `cuboid` the tensor group, `tokens` the tokens of a micro-batch,
+    and `seq_len` the tokens of a sample.
+    """
 
     def layer_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerTraffic:
         """Return a rank's traffic for one layer of the pipeline partition."""

@@ -1,14 +1,14 @@
 """Model FLOPs per token by two conventions, and peak FLOP/s of devices.
 
-Both conventions count only the multiplications and additions of matrix products: two per weight and token, and twice
-the forward for the backward. Neither counts recomputation by activation checkpointing (the "model FLOPs" of PaLM, arXiv
-2204.02311, appendix B). Rotary positions, norms and activations are not matrix products. Keys and values that several
-heads share are projected once, and multiplied with each of these heads.
+Both conventions count only the multiplications and additions of matrix products. The forward has two per weight and
+token, and the backward twice as many. Neither convention counts recomputation by activation checkpointing, like the
+"model FLOPs" of PaLM (arXiv 2204.02311, appendix B). Rotary positions, norms and activation functions are not matrix
+products. With grouped queries, each key and value head is projected once, and multiplied with each of its query heads.
 
-`mfu_6n`      6 N per token, with N the multiplied weights: those of the blocks and of the head, not the tables that are
-              looked up. C = 6 N comes from Kaplan et al. (arXiv 2001.08361). N here includes the head, also a product.
-`mfu_causal`  adds the products of attention. It counts half of the s * s scores per head and sequence, as many as a
-              causal mask leaves, like FlashAttention (arXiv 2307.08691, section 4.1).
+`mfu_6n`      6 N per token. N is the number of multiplied weights: those of the blocks and the head, without embedding
+              tables. C = 6 N comes from Kaplan et al. (arXiv 2001.08361). N here includes the head.
+`mfu_causal`  adds the products of attention to `mfu_6n`. It counts half of the s * s scores per head and sequence (s
+              tokens), which a causal mask leaves, like FlashAttention (arXiv 2307.08691, section 4.1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 class Flops(NamedTuple):
-    """FLOPs of one token, forward and backward, by both conventions."""
+    """FLOPs of one token, forward and backward, by the conventions `mfu_causal` and `mfu_6n`."""
 
     mfu_causal: int
     mfu_6n: int
@@ -28,9 +28,10 @@ class Flops(NamedTuple):
 def per_token(multiplied_weights: int, score_products: int, frozen: int = 0) -> Flops:
     """Return the FLOPs per token of a model, from its multiplied weights and its products of attention.
 
-    frozen: number of the weights without a gradient, which saves a third of their operations.
-    score_products: multiplications of a token with all others of its sequence, without a mask: layers * 2 * hidden
-        size * sequence length, for q with k and for the softmax with v.
+    frozen: number of the multiplied weights that are not trained. They have no gradient, so each needs a third fewer
+        operations.
+    score_products: multiplications in attention per token without a mask: layers * 2 * hidden size * sequence length.
+        The factor 2 counts q with k and the softmax with v.
     """
     products = 6 * multiplied_weights - 2 * frozen
     return Flops(mfu_causal=products + 6 * score_products // 2, mfu_6n=products)
@@ -56,7 +57,7 @@ def peak_flops_per_s(device: str, dtype: str) -> float | None:
 
 
 _PARTIAL_DEVICE = r"\bMIG\b|\bGRID\b|-\d+C$"
-"""Names of parts of a device (NVIDIA's MIG and virtual GPUs), whose peak is not the device's."""
+"""Matches names of NVIDIA's MIG instances and virtual GPUs: parts of a device, which have a lower peak."""
 
 
 def _both(half: float, fp32: float) -> Mapping[str, float]:

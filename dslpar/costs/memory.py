@@ -5,22 +5,33 @@
     >>> int(layer.weights), int(layer.saved.elements)
     (216, 512)
 
-Letters: M tokens of a micro-batch, K and N features in and out; x = d q. A linear saves its input and its weight, as
-gathered panels if `keep` names them, else as stored. A weight that is not gathered is the parameter itself and costs
-nothing. A panel of the input is M K / (x z) elements (inward) or M K / (x y) (outward). Saved:
+Letters: M tokens of a micro-batch; K and N input and output features of a linear; d, q, y and z the axes of the tensor
+group, with x = d * q. docs/architecture.md, "The cuboid", defines these axes and the terms below:
 
-=======  ============================  =====================================
-keep     input                         weight
-=======  ============================  =====================================
-x        its panel                     -
-w        as stored                     its panel, K N / (y z)
-both     its panel                     its panel
-none     as stored                     -
-=======  ============================  =====================================
+- An *inward* linear maps the residual stream to inner features (q, k, v, the MLP's hidden layer, logits). An *outward*
+  linear maps inner features back.
+- *Stored*: a rank's shard of an activation or a weight between layers.
+- *Panel*: the operand of a rank's matrix product. Ranks gather it from their shards. The input's panel has M K / (x z)
+  elements in an inward linear and M K / (x y) in an outward one. The weight's panel has K N / (y z).
 
-A tensor that two layers save counts once. Elements of a wider type than the model's are counted apart, in `Saved.wide`:
-float32 or wider, per token, or per token and head. Korthikanti et al. (arXiv 2205.05198) count the same way: a sum over
-the block's activations, each once, divided as tensor and sequence parallelism divide them.
+A linear saves its input and, if q > 1, may save its gathered weight. If q = 1, the weight is the parameter itself and
+costs nothing more. The setting `keep` (`dslpar.core.mesh.Tensor`) selects what a linear saves:
+
+=======  ===========  ======
+keep     input        weight
+=======  ===========  ======
+x        panel        -
+w        as stored    panel
+both     panel        panel
+none     as stored    -
+=======  ===========  ======
+
+A tensor that two layers save counts once. Float32 numbers per token, or per token and head, are counted separately in
+`Saved.wide`. Korthikanti et al. (arXiv 2205.05198) count in the same way: they sum a block's saved activations, each
+once, and divide by the degrees of tensor and sequence parallelism.
+
+All functions return what one rank holds. Their first argument `tensor` is the cuboid (the tensor group's sizes and
+modes), and `tokens` is M.
 """
 
 from __future__ import annotations
@@ -36,10 +47,10 @@ from dslpar.layout.divisors import ranks, vocabulary
 
 
 class Saved(NamedTuple):
-    """Elements that are kept until the backward."""
+    """Elements that autograd saves for the backward."""
 
     elements: Number = 0
-    """In the model's type: activations, and panels of weights."""
+    """In the model's dtype: activations, and gathered weights."""
     wide: Number = 0
     """In float32 or wider: statistics of norms, the log-sum-exp of attention."""
 
@@ -48,14 +59,14 @@ class Saved(NamedTuple):
 
 
 class LayerMemory(NamedTuple):
-    """Elements that a rank stores of a layer."""
+    """Elements of a layer that one rank holds."""
 
     weights: Number
-    """Parameters."""
+    """Elements of parameters, trained and frozen."""
     saved: Saved
-    """Saved by one micro-batch."""
+    """Elements that one micro-batch saves for the backward."""
     frozen: Number = 0
-    """Part of `weights` that is not trained."""
+    """The elements of `weights` that are not trained."""
 
     def __add__(self, other: LayerMemory) -> LayerMemory:  # type: ignore[override]
         return LayerMemory(
@@ -75,9 +86,10 @@ def linear(
     bias: bool = True,
     adapters: Sequence[Adapter] | None = None,
 ) -> LayerMemory:
-    """Count a linear layer with its input; for several blocks of features, `out_features` is their sum.
+    """Count a linear layer: its weight, bias and saved input.
 
-    With `adapters` weight and bias are frozen; if it is empty, the input is not saved.
+    For a fused linear, such as q, k and v, `out_features` is the sum over its parts. With `adapters` (not None) weight
+    and bias are frozen. With an empty `adapters` no gradient needs the input, so it is not saved.
     """
     matrix = ratio(in_features * out_features, tensor.y * tensor.z)
     panel = matrix if tensor.keep in ("w", "both") and tensor.q > 1 else 0
@@ -102,11 +114,11 @@ def norm(
     bias: bool = True,
     frozen: bool = False,
 ) -> LayerMemory:
-    """Count a norm with its input, and one (RMSNorm) or two statistics per token."""
+    """Count a norm: its parameters, its saved input, and one (RMSNorm) or two (LayerNorm) statistics per token."""
     vectors, statistics = (1, 1) if kind == "rmsnorm" else (1 + bias, 2)
     rows = ratio(tokens, ranks(tensor, residual_cuts(tensor).tokens))
     pieces = ranks(tensor, residual_cuts(tensor).features)
-    # torch's RMSNorm, used if features are whole, also saves its result unless a kernel fuses it (CPU).
+    # torch's RMSNorm runs if no axis shards the features. On a CPU, without a fused kernel, it also saves its result.
     times = 2 if kind == "rmsnorm" and pieces == 1 else 1
     saved = Saved(elements=times * _residual(tensor, tokens, hidden_size), wide=statistics * rows)
     weights = ratio(vectors * hidden_size, pieces)
@@ -123,9 +135,10 @@ def attention(
     bias: bool = True,
     adapters: AdapterSizes | None = None,
 ) -> LayerMemory:
-    """Count fused attention without dropout or mask: q, k, v, its result, its log-sum-exp, the result's panel.
+    """Count fused attention without dropout or mask, with its projections.
 
-    With `adapters` all weights are frozen; this holds for the functions below too.
+    The core saves q, k, v, its result, and a log-sum-exp per token and head. With `adapters` (not None) all weights of
+    the layer are frozen. The same holds in `mlp`.
     """
     kv_size = hidden_size // num_heads * (kv_heads or num_heads)
     qkv, out = (None, None) if adapters is None else (adapters.qkv, adapters.out)
@@ -133,8 +146,9 @@ def attention(
     outward = linear(tensor, tokens, hidden_size, hidden_size, role="outward", bias=bias, adapters=out)
     result = _inner(tensor, tokens, hidden_size)
     core = _inner(tensor, tokens, hidden_size + 2 * kv_size)
-    # Before the output projection, the result crosses ranks: those that exchanged its tokens for heads, or the ranks of
-    # z that gather it. A second copy lives then. If the projection saves no input, attention itself saves the result.
+    # The output projection's `linear` counts the result of the core as its input. A second copy exists if the result
+    # is exchanged or gathered before the projection: by Ulysses's all-to-all, or over z. If the projection saves no
+    # input (frozen, without adapters), the core's own saved result is counted here.
     if out == () or tensor.ulysses > 1 or (tensor.z > 1 and tensor.keep in ("x", "both")):
         core += result
     wide = _inner(tensor, tokens, num_heads)
@@ -144,11 +158,20 @@ def attention(
 def attention_working(
     tensor: Tensor, tokens: Number, hidden_size: int, num_heads: int, *, kv_heads: int | None = None, rotary: bool
 ) -> Saved:
-    """Count what attention needs besides what it saves, at the fullest moment of a recomputed layer's backward.
+    """Count the temporaries of attention's backward at its fullest moment, in addition to the tensors that it saves.
 
-    The moment is the core's backward (in `dslpar.layers.context_attention` a ring's gradients add up in float32), the
-    rotation of queries and keys back, or an exchange of tokens for heads. Saved tensors that do not exist at that
-    moment are subtracted.
+    Below, q is the size of the queries on this rank, and also of the result. kv is the size of the keys, and also of
+    the values. Attention saves q, k, v and its result, 2 q + 2 kv in all. Three moments are compared:
+
+    1. Core: the backward of the attention kernel holds the result's gradient (q) and makes the gradients of q, k and v
+       (q + 2 kv). With Ulysses, two more tensors of the result's size exist. A ring (`dslpar.layers.context_attention`)
+       holds the result's gradient, the keys and values of the present block and of the arriving one, the gradients of
+       the present block, and sums of gradients in float32: one for the queries, and for keys and values the present
+       sums and those in transit.
+    2. Rotary: after the core, the gradients of queries and keys are rotated back.
+    3. Exchange: after the core, Ulysses's all-to-all returns the gradients of q, k and v.
+
+    At moments 2 and 3 the tensors that the core saved are already freed, so their size is subtracted.
     """
     kv_size = hidden_size // num_heads * (kv_heads or num_heads)
     q, kv = _inner(tensor, tokens, hidden_size), _inner(tensor, tokens, kv_size)
@@ -156,11 +179,14 @@ def attention_working(
     if tensor.ring == 1:
         core = Saved(elements=2 * q + 2 * kv + (2 * q if exchanges else 0))
     else:
-        messages = 4 if tensor.ring > 2 else 2  # keys and values, each the present and the arriving one
-        # Gradients of a block: for half of the keys and all queries, or the reverse on the first ranks.
+        messages = 4 if tensor.ring > 2 else 2  # keys and values, of the present block and, if it exists, the next one
+        # Gradients of one block. In zigzag order a block has all queries and half of the keys or, on the first ranks,
+        # half of the queries and all keys.
         parts = max(q + kv, ratio(q, 2) + 2 * kv) if tensor.zigzag else q + 2 * kv
         core = Saved(elements=q + messages * kv + parts, wide=q + 4 * kv)
     saved = 2 * q + 2 * kv
+    # Rotary: gradients of q, k and v before and after the rotation, and two more tensors for queries and keys.
+    # Exchange: four tensors with the gradients of q, k and v. It also frees the second saved copy of the result (- q).
     others: list[Number] = [2 * (q + 2 * kv) + 2 * (q + kv) - saved] if rotary else []
     others += [4 * (q + 2 * kv) - saved - q] if exchanges else []
     return max([core, *(Saved(elements=each) for each in others)], key=lambda each: each.elements + each.wide)
@@ -176,7 +202,10 @@ def mlp(
     bias: bool = True,
     adapters: AdapterSizes | None = None,
 ) -> LayerMemory:
-    """Count an MLP: up, the activation's saved input (two blocks with 'swiglu'), and down."""
+    """Count an MLP: the up linear, the saved input of the activation function, and the down linear.
+
+    With 'swiglu' the up linear includes the gate, and the saved input has twice the features.
+    """
     inner = (2 if activation == "swiglu" else 1) * ffn_size
     of_up, of_down = (None, None) if adapters is None else (adapters.up, adapters.down)
     up = linear(tensor, tokens, hidden_size, inner, role="inward", bias=bias, adapters=of_up)
@@ -187,7 +216,10 @@ def mlp(
 def embedding(
     tensor: Tensor, vocab_size: int, hidden_size: int, num_positions: int = 0, *, frozen: bool = False
 ) -> LayerMemory:
-    """Count the token table with its padding, and a position table; the result is the next layer's saved input."""
+    """Count the token table with its padding, and the position table.
+
+    The embedding saves no activations. Its result is counted by the next layer, which saves it as an input.
+    """
     rows = ratio(vocabulary(vocab_size, tensor).value, tensor.y * tensor.q * tensor.z)
     positions = ratio(num_positions, ranks(tensor, residual_cuts(tensor).features))
     weights = hidden_size * (rows + positions)
@@ -195,7 +227,7 @@ def embedding(
 
 
 def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int, *, frozen: bool = False) -> LayerMemory:
-    """Count the head with its input; `ModelCosts.logits` counts the logits."""
+    """Count the head's weight and saved input; `logits` counts the head's output."""
     padded = vocabulary(vocab_size, tensor).value
     adapters = () if frozen else None
     return linear(tensor, tokens, hidden_size, padded, role="inward", bias=False, adapters=adapters)
@@ -207,23 +239,23 @@ def logits(tensor: Tensor, tokens: Number, vocab_size: int) -> Number:
 
 
 def residual(tensor: Tensor, tokens: Number, features: int) -> Number:
-    """Return the elements that a rank stores of the residual stream."""
+    """Return the elements of the residual stream that a rank stores."""
     return _residual(tensor, tokens, features)
 
 
 def affine(tensor: Tensor, tokens: Number, hidden_size: int, *, bias: bool = True) -> LayerMemory:
-    """Count an affine map of the residual's features, with its input."""
+    """Count an elementwise affine map of the residual's features: its vectors and its saved input."""
     vectors = ratio((1 + bias) * hidden_size, ranks(tensor, residual_cuts(tensor).features))
     return LayerMemory(weights=vectors, saved=Saved(elements=_residual(tensor, tokens, hidden_size)))
 
 
 def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerMemory:
-    """Count a linear over the tokens of a sample, whole on every rank, with its input."""
+    """Count a linear over the tokens of a sample, and its saved input; every rank holds the whole weight."""
     return LayerMemory(weights=num_tokens**2 + num_tokens, saved=Saved(elements=_residual(tensor, tokens, hidden_size)))
 
 
 def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Number:
-    """Return the elements that a linear saves of its input: its panel, or the stored piece."""
+    """Return the elements of a linear's saved input: the panel if `keep` names it, else the stored shard."""
     stored = (_residual if role == "inward" else _inner)(tensor, tokens, features)
     if tensor.keep not in ("x", "both"):
         return stored
@@ -232,10 +264,10 @@ def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Number:
 
 
 def _residual(tensor: Tensor, tokens: Number, features: int) -> Number:
-    """Return the elements that a rank stores of the residual."""
+    """Return the elements of the residual stream that a rank stores."""
     return ratio(tokens * features, ranks(tensor, residual_cuts(tensor).tokens + residual_cuts(tensor).features))
 
 
 def _inner(tensor: Tensor, tokens: Number, features: int) -> Number:
-    """Return the elements that a rank stores of an inner activation."""
+    """Return the elements of an inner activation that a rank stores."""
     return ratio(tokens * features, ranks(tensor, inner_cuts(tensor).tokens + inner_cuts(tensor).features))

@@ -1,8 +1,8 @@
-"""Costs of a model's parts on a rank: the layers that a pipeline partitions, and what comes before and after them.
+"""Costs of a model's parts on a rank: the layers that a pipeline partitions, and the parts before and after them.
 
-A family's `costs.model_costs` returns them for a cuboid, a micro-batch and a sequence length. Memory, traffic and time
-of every stage are sums over these parts. Layers of a traced model (`dslpar.dry_run.trace`) may differ, so each has its
-own costs.
+The function `model_costs` of a model family returns `ModelCosts` for a cuboid, a micro-batch and a sequence length.
+Memory, traffic and time of every stage are sums over these parts. Layers of a traced model (`dslpar.dry_run.trace`) may
+differ, so each of its layers has its own costs.
 """
 
 from __future__ import annotations
@@ -35,50 +35,53 @@ class Costs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCosts:
-    """A model as a pipeline sees it."""
+    """Costs of a model's parts on one rank, for one micro-batch."""
 
     first: Costs
-    """Before the layers: tables, patches."""
+    """Parts before the layers: embedding tables, the projection of image patches."""
     layer: Costs
-    """One layer of the pipeline's partition; all layers are alike."""
+    """One layer of the pipeline's partition. All layers have the same costs; for a traced model, see `units`."""
     last: Costs
-    """After the layers: the last norm, the head, the loss."""
+    """Parts after the layers: the last norm, the head, the loss."""
     boundary: Number
-    """Elements that a rank passes from one layer to the next: the residual stream as stored."""
+    """Elements of the activation between two layers that a rank stores: its shard of the residual stream."""
     tied: Number = 0
-    """Elements of `last`'s weights shared with `first`: a rank that has both holds them once."""
+    """Elements of weights that `first` and `last` share (tied embeddings). A rank with both parts holds them once."""
     tied_frozen: Number = 0
     """Elements of `tied` that are not trained."""
     mlp_part: Costs = Costs()
-    """Part of `layer` that `mlp_chunks` computes for one chunk of tokens at a time: its last products."""
+    """Norm and MLP of `layer`, which the setting `mlp_chunks` computes for one chunk of tokens at a time."""
     weights_of_parts: LayerTraffic = LayerTraffic()
-    """Part of `mlp_part`'s traffic that does not depend on the tokens: weights, and their gradients."""
+    """Traffic of `mlp_part` that does not depend on the number of tokens: weights and their gradients."""
     attention_working: Saved = Saved()
-    """Elements that the backward of a layer's attention needs besides what the layer saved."""
+    """Temporaries of attention's backward, in addition to saved tensors (`dslpar.costs.memory.attention_working`)."""
     logits: Number = 0
     """Elements of the model's output that a rank holds while the loss is computed."""
     units: tuple[Costs, ...] = ()
-    """For a model whose layers may differ, each layer that a pipeline counts, in order. Then `layer` is all of them
-    together, and `first` is empty."""
+    """Costs of each layer of a traced model, in order. If `units` is not empty, `layer` is the sum of all layers, and
+    `first` is empty because the first layer includes the embeddings."""
     recomputable: tuple[bool, ...] = ()
-    """True if activation checkpointing may recompute each of `units`."""
+    """For each of `units`: True if activation checkpointing may recompute it."""
     flops: Flops | None = None
-    """FLOPs per token, if only a trace knows them."""
+    """FLOPs per token of a traced model; None for models whose FLOPs have a closed form (`dslpar.costs.family`)."""
 
     @cached_property
     def kept(self) -> dict[Hashable, Any]:
-        """Cache of results derived from these costs, by the deriving module's keys; candidates share it."""
+        """Cache of results that are derived from these costs.
+
+        Each module that derives results chooses its own keys. Layouts with the same costs share the cache.
+        """
         return {}
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
-        """Share of the compute of all `units` that each takes."""
+        """Each unit's share of the compute of all `units`."""
         loads = [_load(each.work) for each in self.units]
         return tuple(load / sum(loads) for load in loads)
 
     @cached_property
     def weights(self) -> tuple[float, float, float, float]:
-        """Elements of the weights of `first`, of a layer and of `last`, and of tied weights."""
+        """Elements of the weights of `first`, `layer`, `last` and of the tied weights."""
         parts = (self.first, self.layer, self.last)
         first, layer, last = (float(each.memory.weights) for each in parts)
         return first, layer, last, float(self.tied)
@@ -92,11 +95,11 @@ class ModelCosts:
 
 
 _OPERATIONS_AN_ELEMENT = 300
-"""Operations of products that a device computes while an element passes its memory: 310 on an A100, 410 on an H100."""
+"""Operations that a device computes in the time of one element's memory access: 310 on an A100, 410 on an H100."""
 
 
 def _load(work: Work) -> float:
-    """Return roughly how long a layer takes, in operations of products; at least 1."""
+    """Return a rough measure of a layer's time, in operations of matrix products; at least 1."""
     made = (*work.products, *work.frozen, *work.adapters)
     products = sum(2 * rows * depth * columns for rows, depth, columns in made)
     scores = sum(4 * each.queries * each.keys / (2 if each.causal else 1) for each in work.scores)

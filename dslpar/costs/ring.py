@@ -1,8 +1,19 @@
 """Traffic of ring collectives: elements that a rank sends, and their sums by collective and axis.
 
-Over n ranks, an all-gather or reduce-scatter of E elements in all sends (n-1)/n E. So does an all-to-all of E elements
-per rank. An all-reduce sends twice that, and a message sends E. An axis is named by its letters that have more than one
-rank ("y", "d q"). Numbers are exact, hence fractions; multiply by the bytes of an element for bytes.
+Elements sent per rank in a group of n ranks:
+
+==============  ====================================  ===============
+collective      E counts                              sent per rank
+==============  ====================================  ===============
+all_gather      the gathered result                   (n-1)/n * E
+reduce_scatter  a rank's input                        (n-1)/n * E
+all_to_all      a rank's input                        (n-1)/n * E
+all_reduce      a rank's input                        2 (n-1)/n * E
+send            the message                           E
+==============  ====================================  ===============
+
+A group is named by the letters of its axes that have more than one rank, such as "y" or "d q" (docs/architecture.md,
+"The cuboid"). Numbers of elements are exact, so they may be fractions. Multiply them by the element size for bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +31,7 @@ if TYPE_CHECKING:
 Key = tuple[str, str]
 """(collective, axis): ("all_gather", "y")."""
 Number: TypeAlias = "int | float | Fraction"
-"""Whole numbers and fractions are counted exactly; a search over many layouts uses floats, which are faster."""
+"""A number of elements: exact as int or Fraction, or a float in a search over many layouts, where floats are faster."""
 
 
 def ratio(number: Number, by: int) -> Number:
@@ -29,15 +40,15 @@ def ratio(number: Number, by: int) -> Number:
         return number / by
     if not number % by:
         return number // by  # as exact as a fraction, and many times faster
-    from fractions import Fraction  # with `decimal`, a twelfth of the start-up time; most sizes divide
+    from fractions import Fraction  # imports `decimal`: a twelfth of the start-up time, and most sizes divide evenly
 
     return Fraction(number, by)
 
 
 class Traffic(Mapping[Key, Number]):
-    """Elements by (collective, axis), without zeros. Unlike plain dicts, they add up with `+` and scale with `*`.
+    """Elements that a rank sends, by (collective, axis), without zeros; supports `+`, `-`, and `*` by a number.
 
-    `calls` has the number of collectives by the same keys; each call costs at least its latency.
+    `calls` has the number of collectives by the same keys. The forecast needs it because each call has a latency.
     """
 
     __slots__ = ("_elements", "calls")
@@ -65,7 +76,7 @@ class Traffic(Mapping[Key, Number]):
 
     @classmethod
     def sum(cls, *parts: Traffic) -> Traffic:
-        """Add up several, without intermediate sums."""
+        """Add up several `Traffic`s, without intermediate sums."""
         parts = tuple([part for part in parts if part._elements])
         if len(parts) < 2:
             return parts[0] if parts else NOTHING
@@ -134,22 +145,22 @@ class LayerTraffic(NamedTuple):
 
 
 def all_gather(tensor: Tensor, letters: Letters, whole: Number) -> Traffic:
-    """Gather pieces that make `whole` elements together."""
+    """Count an all-gather whose result has `whole` elements."""
     return _ring("all_gather", tensor, letters, whole)
 
 
 def reduce_scatter(tensor: Tensor, letters: Letters, whole: Number) -> Traffic:
-    """Reduce `whole` elements of each rank to pieces."""
+    """Count a reduce-scatter of `whole` elements per rank."""
     return _ring("reduce_scatter", tensor, letters, whole)
 
 
 def all_reduce(tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
-    """Reduce `elements` of each rank: a reduce-scatter and an all-gather."""
+    """Count an all-reduce of `elements` per rank: a reduce-scatter and an all-gather."""
     return _ring("all_reduce", tensor, letters, 2 * elements)
 
 
 def all_to_all(tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
-    """Exchange `elements` of each rank, an equal part with each other rank."""
+    """Count an all-to-all of `elements` per rank, of which each rank receives an equal part."""
     return _ring("all_to_all", tensor, letters, elements)
 
 

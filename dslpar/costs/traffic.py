@@ -7,18 +7,28 @@
     >>> int(up.total)
     1088
 
-`dslpar.costs.ring` has the formula of each collective. `tests.support.traffic_counter` counts the same while a job
-runs, and tests compare the two.
+`dslpar.costs.ring` has the formula of each collective. `tests.support.traffic_counter` counts the traffic of a running
+job, and tests compare it with these functions.
 
-Letters: M tokens of a micro-batch, K and N features in and out, h hidden size; x = d q. A linear gathers X over the
-axis that splits neither of its dims, gathers W over q, and reduces Y over the axis of K. Its backward does the reverse,
-and sums dW over d unless ZeRO does. With f(n) = (n-1)/n, and all panels kept, an inward linear sends twice
+Letters: M tokens of a micro-batch; K and N input and output features of a linear Y = X W; d, q, y and z the axes of the
+tensor group, with x = d * q. docs/architecture.md, "The cuboid", defines the axes, inward and outward linears, and
+panels (gathered operands). A linear
+
+1. gathers X over the axis that splits neither of its dims (inward: y, outward: z),
+2. gathers W over q,
+3. reduces Y over the axis that splits K (inward: z, outward: y).
+
+Its backward gathers and reduces in reverse. It also sums dW over d, unless ZeRO does. With f(n) = (n-1)/n, and if all
+panels are kept until the backward, an inward linear sends twice, once per direction,
 
     f(y) MK/(xz) + f(q) KN/(yz) + f(z) MN/(xy)      and once    2 f(d) KN/(qyz)
 
-and an outward one the same with y and z exchanged in the terms of X and Y. A panel that `keep` does not name is
-gathered once more. In 1d these are Megatron-LM's four all-reduces per block (arXiv 1909.08053). All counts are per
-micro-batch. They include the gradients of vectors, which `dslpar.engine.vector_reduction` sums once per step if it can.
+An outward linear sends the same with y and z exchanged in the terms of X and Y. The backward gathers again each panel
+that the setting `keep` does not name. In 1d these are Megatron-LM's four all-reduces per block (arXiv 1909.08053).
+
+All functions count one micro-batch on one rank. They include the gradients of biases and norms' vectors, although
+`dslpar.engine.vector_reduction` sums these once per step if it can. The argument `tensor` is the cuboid (the tensor
+group's sizes and modes), and `tokens` is M.
 """
 
 from __future__ import annotations
@@ -45,13 +55,15 @@ from dslpar.layout.sharding import Letters, samples_are_cut_first
 
 
 class _Operand(NamedTuple):
-    """Operand of a matrix product: the axes over which its pieces are gathered, and the elements of the panel."""
+    """Operand or result of a matrix product: the panel that a rank multiplies, and the axes that shard it in memory."""
 
     tensor: Tensor
     letters: Letters
+    """Axes over which ranks gather the panel, or reduce-scatter it."""
     panel: Number
+    """Elements of the panel."""
     replicated: bool = False
-    """True if ranks along these axes store the whole panel: it is not gathered, and is reduced by an all-reduce."""
+    """True if every rank along these axes stores the whole panel. Then it is all-reduced, and never gathered."""
 
     def gather(self) -> Traffic:
         return NOTHING if self.replicated else all_gather(self.tensor, self.letters, self.panel)
@@ -87,10 +99,11 @@ def linear(
     weight_grad: bool = True,
     adapters: Sequence[Adapter] | None = None,
 ) -> LayerTraffic:
-    """Count a linear layer; for several blocks of features, `out_features` is their sum.
+    """Count a linear layer.
 
-    `input_grad` and `weight_grad` select the gradients of the backward. `gather_output` gives all features to every
-    rank, and sends nothing in the backward. With `adapters` weight and bias are frozen.
+    For a fused linear, such as q, k and v, `out_features` is the sum over its parts. `input_grad` and `weight_grad`
+    select the gradients that the backward computes. `gather_output` gathers all output features on every rank; the
+    backward of this gather sends nothing. With `adapters` (not None) weight and bias are frozen.
     """
     inward = role == "inward"
     kinds = (_residual, _inner) if inward else (_inner, _residual)
@@ -114,7 +127,7 @@ def linear(
 
 
 def _gathered_output(tensor: Tensor, tokens: Number, features: int, role: Role) -> LayerTraffic:
-    """Gather all features on every rank, one axis after the other, starting with the axis that splits last."""
+    """Count the gather of all features on every rank: one all-gather per axis, the fastest axis first."""
     cuts = inner_cuts(tensor) if role == "inward" else residual_cuts(tensor)
     sent, gathered = NOTHING, ratio(tokens * features, ranks(tensor, cuts.tokens + cuts.features))
     for letter in reversed(cuts.features):
@@ -128,9 +141,9 @@ def _depth_all_reduce(w: _Operand) -> Traffic:
 
 
 def residual_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
-    """Count vectors that are added to or multiplied with the residual (a bias, a norm's gain), with `elements` in all.
+    """Count vector parameters of the residual stream (an outward bias, a norm's gain), with `elements` in all.
 
-    Their gradients are summed over the axes that split the residual's tokens, but not over d if ZeRO does so.
+    Their gradients are summed over the axes that split the residual's tokens, but not over d if ZeRO sums over d.
     """
     cuts = residual_cuts(tensor)
     summed = tensor.summed_by_layers(cuts.tokens)
@@ -138,7 +151,7 @@ def residual_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
 
 
 def inner_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
-    """Count vectors that are added to or multiplied with inner activations, with `elements` in all."""
+    """Count vector parameters of inner activations (an inward bias), with `elements` in all."""
     cuts = inner_cuts(tensor)
     summed = tensor.summed_by_layers(cuts.tokens)
     return LayerTraffic(backward=all_reduce(tensor, summed, ratio(elements, ranks(tensor, cuts.features))))
@@ -153,7 +166,11 @@ def norm(
     bias: bool = True,
     frozen: bool = False,
 ) -> LayerTraffic:
-    """Count a norm of the residual: two statistics per token, one for RMSNorm; nothing if the hidden dim is whole."""
+    """Count a norm of the residual stream.
+
+    LayerNorm exchanges two statistics per token, and RMSNorm one. Neither sends statistics if no axis shards the hidden
+    dim.
+    """
     cut = residual_cuts(tensor).features
     rows = ratio(tokens, ranks(tensor, residual_cuts(tensor).tokens))
     if kind == "rmsnorm":
@@ -176,9 +193,9 @@ def attention(
     bias: bool = True,
     adapters: AdapterSizes | None = None,
 ) -> LayerTraffic:
-    """Count attention: q, k and v, the heads, the output projection; `kv_heads` None: as many as num_heads.
+    """Count attention with its projections; `kv_heads` None means as many as `num_heads`.
 
-    With `adapters` all weights are frozen; this holds for the functions below too.
+    With `adapters` (not None) all weights of the layer are frozen. The same holds in `mlp`.
     """
     kv_size = hidden_size // num_heads * (kv_heads or num_heads)
     qkv, out = (None, None) if adapters is None else (adapters.qkv, adapters.out)
@@ -188,7 +205,7 @@ def attention(
 
 
 def _sequence_attention(tensor: Tensor, tokens: Number, q_size: int, kv_size: int) -> LayerTraffic:
-    """Count the traffic of attention over a split sequence, causal or not."""
+    """Count the traffic of attention over a sequence that context parallelism splits, causal or not."""
     if tensor.context == 1:
         return LayerTraffic()
     pieces = ranks(tensor, inner_cuts(tensor).tokens + inner_cuts(tensor).features)
@@ -196,7 +213,8 @@ def _sequence_attention(tensor: Tensor, tokens: Number, q_size: int, kv_size: in
     exchanged, kv = ratio(2 * tokens * (q_size + kv_size), pieces), ratio(2 * tokens * kv_size, pieces)
     key = "all_to_all", exchanging  # q, k and v together, and the output back
     exchange = Traffic({key: ratio(exchanged, tensor.ulysses) * (tensor.ulysses - 1)}, {key: 2})
-    # A ring passes keys and values n - 1 times. The backward does so again, and returns their gradients in n passes.
+    # A ring of n ranks sends keys and values n - 1 times. The backward sends them n - 1 times again, and sends their
+    # gradients n times, until these are back at the rank that stores the keys.
     times = tensor.ring - 1
     once = _around(passing, kv, times)
     home = _around(passing, kv, tensor.ring if times else 0)
@@ -218,7 +236,7 @@ def mlp(
     bias: bool = True,
     adapters: AdapterSizes | None = None,
 ) -> LayerTraffic:
-    """Count an MLP: up and down, and with 'swiglu' a gate beside up."""
+    """Count an MLP: the up and down linears, and with 'swiglu' the gate, which is fused with up."""
     blocks = 2 if activation == "swiglu" else 1
     of_up, of_down = (None, None) if adapters is None else (adapters.up, adapters.down)
     up = linear(tensor, tokens, hidden_size, blocks * ffn_size, role="inward", bias=bias, adapters=of_up)
@@ -226,9 +244,10 @@ def mlp(
 
 
 def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerTraffic:
-    """Count a linear over the tokens of a sample; a split sequence is exchanged for fewer features and back.
+    """Count a linear over the tokens of a sample.
 
-    Every rank has the whole matrix, and computes its gradient from its own samples and features.
+    If ranks split the sequence, an all-to-all first gives each rank whole sequences of fewer features, and a second one
+    goes back. Every rank has the whole matrix, and computes a gradient from its own samples and features.
     """
     cuts = residual_cuts(tensor)
     stored = ratio(tokens * hidden_size, ranks(tensor, cuts.tokens + cuts.features))
@@ -239,7 +258,7 @@ def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: i
 
 
 def mean_of_tokens(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerTraffic:
-    """Count the mean of each sample's tokens, whole on every rank."""
+    """Count the mean over each sample's tokens; every rank gets the means of all samples and features."""
     cuts = residual_cuts(tensor)
     samples = ratio(tokens, num_tokens)
     gathered = samples * hidden_size / ranks(tensor, cuts.batch + cuts.features)
@@ -251,7 +270,7 @@ def mean_of_tokens(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens:
 
 
 def first_token(tensor: Tensor, samples: Number, hidden_size: int) -> LayerTraffic:
-    """Count the first token of each sample, sent from the ranks that hold it to all ranks that split the sequence."""
+    """Count the gather of each sample's first token on all ranks that split the sequence."""
     cuts = residual_cuts(tensor)
     if ranks(tensor, cuts.sequence) == 1:
         return LayerTraffic()
@@ -266,7 +285,10 @@ def first_token(tensor: Tensor, samples: Number, hidden_size: int) -> LayerTraff
 
 
 def batch_norm(tensor: Tensor, features: int, *, after: Role, affine: bool = True) -> LayerTraffic:
-    """Count a BatchNorm within its tensor group: mean and variance, forward and backward, and its vectors."""
+    """Count a BatchNorm within its tensor group: the sums for mean and variance, forward and backward, and its vectors.
+
+    `after` is the role of the linear whose output is normalized.
+    """
     cuts = inner_cuts(tensor) if after == "inward" else residual_cuts(tensor)
     statistics = all_reduce(tensor, cuts.tokens, ratio(2 * features, ranks(tensor, cuts.features)))
     vectors = (inner_vectors if after == "inward" else residual_vectors)(tensor, 2 * features if affine else 0)
@@ -286,7 +308,7 @@ def whole_inner(tensor: Tensor, tokens: Number, features: int) -> LayerTraffic:
 def embedding(
     tensor: Tensor, tokens: Number, vocab_size: int, hidden_size: int, *, frozen: bool = False
 ) -> LayerTraffic:
-    """Count the look-up in the token table: an outward linear of a one-hot."""
+    """Count the look-up in the token table, which acts like an outward linear of one-hot vectors."""
     w = _weight(tensor, vocabulary(vocab_size, tensor).value * hidden_size)
     y = _residual(tensor, tokens, hidden_size)
     backward = NOTHING if frozen else y.gather() + w.reduce() + _depth_all_reduce(w)
@@ -294,18 +316,18 @@ def embedding(
 
 
 def position_embedding(tensor: Tensor, num_positions: int, hidden_size: int) -> LayerTraffic:
-    """Count the position table; every rank has all of its rows."""
+    """Count the position table. No axis shards its rows (positions)."""
     return residual_vectors(tensor, num_positions * hidden_size)
 
 
 def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int, *, frozen: bool = False) -> LayerTraffic:
-    """Count the head: the tied token table, or its own."""
+    """Count the head, with tied or untied weights."""
     padded = vocabulary(vocab_size, tensor).value
     return linear(tensor, tokens, hidden_size, padded, role="inward", bias=False, weight_grad=not frozen)
 
 
 def cross_entropy(tensor: Tensor, tokens: Number) -> LayerTraffic:
-    """Count the loss: a maximum and two sums per token, and the mean itself, all in the forward."""
+    """Count the loss: all-reduces of a maximum and two sums per token, and of the mean, all in the forward."""
     features, cut = inner_cuts(tensor).features, inner_cuts(tensor).tokens
     rows = ratio(tokens, ranks(tensor, cut))
     mean = 1.0 if isinstance(tokens, float) else 1

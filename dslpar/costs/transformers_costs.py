@@ -1,12 +1,12 @@
-"""Costs of a transformers decoder or encoder: those of a GPT of the same sizes, with the model's number of weights.
+"""Costs of a transformers decoder or encoder, approximated by a GPT of the same sizes with the model's weight count.
 
-A block of such a model is attention and an MLP, whatever its class is called. The table of transformers classes has
-which MLPs have a gate, and how many elements a block holds. Forecasts are less accurate for parts that a GPT does not
-have: transformers' own kernels between the products, experts (counted as one MLP with the features of the active
-experts), and attention windows (ignored).
+A block of such a model has attention and an MLP, whatever the name of its class. dslpar's table of transformers classes
+(`dslpar.schema.transformers_configs`) tells which MLPs have a gate, and how many parameters a block has. Forecasts are
+less accurate for parts that a GPT does not have: transformers' own kernels between the products, experts (counted as
+one MLP with the features of the active experts), and attention windows (ignored).
 
-With adapters (`model.lora`) all other weights are frozen, except the linears, the table and the head in
-`modules_to_save`. Norms in `modules_to_save` and the biases of `bias='all'` are not counted.
+With adapters (`model.lora`) all other weights are frozen, except the linears, the token table and the head that
+`modules_to_save` names. Norms in `modules_to_save` and the biases of `bias='all'` are not counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dslpar.schema.transformers_configs import TransformersConfig
 
 
 def gpt_of(config: TransformersConfig | None, seq_len: int) -> Model | None:
-    """Return a GPT of the model's sizes; None if a size is unknown, or if the model's layers differ."""
+    """Return a GPT section with the model's sizes; None if a size is unknown, or if the model's layers differ."""
     if config is None or "parts" not in config.row or len(config.row["blocks"]) != 1:
         return None
     hidden, heads, vocab = (config.size(name) for name in ("hidden", "heads", "vocab"))
@@ -63,7 +63,7 @@ def gpt_of(config: TransformersConfig | None, seq_len: int) -> Model | None:
 
 
 _THREE_MATRICES = re.compile(r"\b3 [a-z_*]*ffn\b")
-"""Matches the description of a block's MLP with three matrices, one of which is its gate."""
+"""Matches a table entry for a block whose MLP has three matrices, one of which is the gate."""
 
 
 def _ffn_size(config: TransformersConfig) -> int | None:
@@ -79,9 +79,10 @@ def _ffn_size(config: TransformersConfig) -> int | None:
 def costs_function(
     config: TransformersConfig | None, seq_len: int, lora: LoRA | None = None
 ) -> Callable[[Tensor, Number], ModelCosts] | None:
-    """Return the function (cuboid, tokens) -> costs of the model's parts on a rank; None if its sizes are unknown.
+    """Return a function from a cuboid and the tokens of a micro-batch to the costs of the model's parts on a rank.
 
-    Everything that does not depend on these two is computed once, since a search calls the function hundreds of times.
+    Return None if the model's sizes are unknown. Everything that does not depend on cuboid and tokens is computed once,
+    because a search calls the returned function hundreds of times.
     """
     gpt = gpt_of(config, seq_len)
     if gpt is None or config is None:
@@ -172,16 +173,17 @@ _LINEARS: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "output.dense": _DOWN,
     },
 }
-"""Linears of a block by the ends of their names, for classes whose names begin with a word of the key. The value is
-the GPT's linear to which each belongs, and its output features. Other classes have Llama's names.
+"""Linears of a block, for transformers classes whose names begin with a word of the outer key. The inner key is the end
+of a linear's name. Its value is the corresponding linear of dslpar's GPT, and the linear's output features. Classes
+without an entry have Llama's names.
 """
 _HEADS, _TABLES = {"lm_head", "embed_out", "output_projection"}, {"embed_tokens", "wte", "embed_in", "word_embeddings"}
 
 
 def adapter_sizes(config: TransformersConfig, gpt: Any, lora: LoRA) -> AdapterSizes:
-    """Return the adapters of each block of a model, except of linears that are trained whole.
+    """Return the adapters of a model's blocks; linears in `modules_to_save` are trained themselves and have none.
 
-    A name that is not in the table counts as an up linear, or is ignored if the model has experts.
+    A target whose name is not in `_LINEARS` counts as an up linear, or is ignored if the model has experts.
     """
     names = dict(next((each for key, each in _LINEARS.items() if config.model.startswith(tuple(key.split()))), _LLAMA))
     if gpt.activation != "swiglu":
@@ -208,5 +210,5 @@ def adapter_sizes(config: TransformersConfig, gpt: Any, lora: LoRA) -> AdapterSi
 
 
 def _named(names: Mapping[str, tuple[str, tuple[str, ...]]], target: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the table's linears that a target matches: a whole name, the end of a name, or a longer path."""
+    """Return the linears that a LoRA target matches by its whole name, by the end of its name, or by a longer path."""
     return [each for name, each in names.items() if f".{name}".endswith(f".{target}") or target.endswith(f".{name}")]

@@ -1,12 +1,13 @@
-"""Compute of a rank per layer in the forward of a micro-batch: products, attention, and operations between them.
+"""Compute of a rank per layer in the forward of a micro-batch: matrix products, attention, and elementwise operations.
 
     >>> from dslpar.core.mesh import Tensor
     >>> linear(Tensor(y=2, mode="1d"), 64, 16, 48, role="inward").products
     (Product(rows=64.0, depth=16.0, columns=24.0),)
 
-Sizes are of the pieces that one rank multiplies (`dslpar.costs.memory` has the letters). An inward linear has M/x
-rows, depth K/z and N/y columns; an outward one has depth K/y and N/z columns. A backward has two products of the same
-operations for each product: one with the same rows, and one with rows and depth exchanged.
+Sizes are those of the panels that one rank multiplies. `dslpar.costs.memory` defines the letters, panels, and inward
+and outward linears. An inward linear multiplies [M/x rows, K/z depth] by [K/z depth, N/y columns]. An outward one has
+depth K/y and N/z columns. The backward has two products per product of the forward, each with as many operations:
+[rows, columns] @ [columns, depth] for the input's gradient, and [depth, rows] @ [rows, columns] for the weight's.
 """
 
 from __future__ import annotations
@@ -35,24 +36,28 @@ class Scores(NamedTuple):
     queries: float
     """Elements of all queries: tokens * heads * head_size."""
     keys: float
-    """Keys that a query could meet, without a mask."""
+    """Keys that a query attends to without a mask: the sequence length."""
     head_size: float
+    """Features per head."""
     causal: bool
+    """True if a causal mask leaves half of the scores."""
 
 
 class Work(NamedTuple):
     """Compute of a rank in the forward of a micro-batch."""
 
     products: tuple[Product, ...] = ()
+    """Products with a trained weight."""
     frozen: tuple[Product, ...] = ()
-    """Products with a frozen weight: their backward has only the product for the input's gradient."""
+    """Products with a frozen weight. Their backward has only the product for the input's gradient."""
     adapters: tuple[Product, ...] = ()
-    """Products with adapters' matrices, which are trained."""
+    """Products with the matrices of LoRA adapters, which are trained."""
     scores: tuple[Scores, ...] = ()
+    """Attention without its projections, one entry per attention layer."""
     elementwise: float = 0.0
-    """Elements of activations that kernels between the products read or write."""
+    """Elements that kernels between the products read or write, such as norms and activation functions."""
     losses: float = 0.0
-    """Elements of logits from which a loss is computed."""
+    """Elements of the logits from which a loss is computed."""
 
     def __add__(self, other: Work) -> Work:  # type: ignore[override]
         return Work(
@@ -65,7 +70,7 @@ class Work(NamedTuple):
         )
 
     def __mul__(self, times: Number) -> Work:  # type: ignore[override]
-        """Repeat the work, or take a part of it: scales the rows of every product, and everything else."""
+        """Return the work for `times` as many tokens: scale the rows of every product, and everything else."""
         share = float(times)
 
         def part_of(products: tuple[Product, ...]) -> tuple[Product, ...]:
@@ -90,7 +95,7 @@ def linear(
     role: Role,
     adapters: Sequence[Adapter] | None = None,
 ) -> Work:
-    """Count a linear layer; the product adds the bias. With `adapters` its weight is frozen."""
+    """Count a linear layer. The product's kernel adds the bias. With `adapters` (not None) the weight is frozen."""
     rows = float(tokens) / tensor.x
     inner, residual = tensor.y, tensor.z
     cuts = (residual, inner) if role == "inward" else (inner, residual)
@@ -106,7 +111,7 @@ def linear(
 
 
 def norm(tensor: Tensor, tokens: Number, hidden_size: int) -> Work:
-    """Count a norm, which reads and writes once."""
+    """Count a norm, which reads and writes the residual stream once."""
     return Work(elementwise=2 * _residual(tensor, tokens, hidden_size))
 
 
@@ -127,7 +132,7 @@ def attention(
     rotary: bool = False,
     adapters: AdapterSizes | None = None,
 ) -> Work:
-    """Count attention: q, k and v, the heads, the output projection."""
+    """Count attention: the projection to q, k and v, rotary positions, the scores, and the output projection."""
     head_size = hidden_size / num_heads
     kv_size = int(head_size * (kv_heads or num_heads))
     qkv, out = (None, None) if adapters is None else (adapters.qkv, adapters.out)
@@ -147,7 +152,7 @@ def mlp(
     activation: str = "gelu",
     adapters: AdapterSizes | None = None,
 ) -> Work:
-    """Count an MLP: up, the activation, down; and with 'swiglu' a gate beside up."""
+    """Count an MLP: the up linear, the activation function, and the down linear; with 'swiglu' up includes the gate."""
     blocks = 2 if activation == "swiglu" else 1
     of_up, of_down = (None, None) if adapters is None else (adapters.up, adapters.down)
     up = linear(tensor, tokens, hidden_size, blocks * ffn_size, role="inward", adapters=of_up)
@@ -156,30 +161,30 @@ def mlp(
 
 
 def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> Work:
-    """Count a linear over the tokens of a sample, with its whole matrix on every rank and both changes of layout."""
+    """Count a linear over the tokens of a sample, and the copies that transpose its input and output."""
     stored = _residual(tensor, tokens, hidden_size)
     return Work(products=(Product(stored / num_tokens, num_tokens, num_tokens),), elementwise=4 * stored)
 
 
 def embedding(tensor: Tensor, tokens: Number, hidden_size: int) -> Work:
-    """Count a look-up, and the sum with positions."""
+    """Count the look-up of tokens, and the sum with position embeddings."""
     return Work(elementwise=4 * _residual(tensor, tokens, hidden_size))
 
 
 def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int, *, frozen: bool = False) -> Work:
-    """Count the head and the loss of its logits."""
+    """Count the head and the loss."""
     padded = vocabulary(vocab_size, tensor).value
     product = linear(tensor, tokens, hidden_size, padded, role="inward", adapters=() if frozen else None)
     return product + Work(losses=_inner(tensor, tokens, padded))
 
 
 def _residual(tensor: Tensor, tokens: Number, features: int) -> float:
-    """Return the elements that a rank stores of the residual."""
+    """Return the elements of the residual stream that a rank stores."""
     cuts = residual_cuts(tensor)
     return float(tokens) * features / ranks(tensor, cuts.tokens + cuts.features)
 
 
 def _inner(tensor: Tensor, tokens: Number, features: int) -> float:
-    """Return the elements that a rank stores of an inner activation."""
+    """Return the elements of an inner activation that a rank stores."""
     cuts = inner_cuts(tensor)
     return float(tokens) * features / ranks(tensor, cuts.tokens + cuts.features)

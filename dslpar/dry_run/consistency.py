@@ -1,7 +1,7 @@
-"""Check that ranks agree: the same operations in the same order, on tensors of the same dtype and shape.
+"""Check that ranks agree: the same collectives in the same order, on tensors of the same dtype and shape.
 
-The ranks of a group differ only on the group's axes. If they issue different operations, or another order, each waits
-for a call that the others never make.
+The ranks of a process group must call the same collectives in the same order. Otherwise each waits for a call that the
+others never make.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAMES = {"F": "forward", "B": "backward", "W": "weight gradients"}
 
 
 def disagreements(stage: int, rank: int, run: StageRun, other_rank: int, other: StageRun) -> Iterator[Problem]:
-    """Compare what two ranks do with one stage."""
+    """Find differences between two ranks' runs of one stage: operations, forms of activations, and parameters."""
     ranks = f"rank {rank}", f"rank {other_rank}"
     for kind in dict.fromkeys((*run.calls, *other.calls)):
         pairs = zip_longest(run.calls.get(kind, ()), other.calls.get(kind, ()))
@@ -42,32 +42,32 @@ def _other_record(
     name: str, record: ParameterRecord, other: ParameterRecord | None, ranks: tuple[str, str]
 ) -> Iterator[Problem]:
     if other is None:
-        yield Problem("layers", name, f"{ranks[0]} has it and {ranks[1]} has not", "ranks of one stage have its layers")
+        yield Problem("layers", name, f"{ranks[0]} has it, {ranks[1]} does not", "all ranks of a stage have its layers")
     elif record[:3] != other[:3]:
         shapes = (
             f"{list(record.local_shape)} of {list(record.shape)}",
             f"{list(other.local_shape)} of {list(other.shape)}",
         )
-        what = f"{ranks[0]} holds {shapes[0]} and {ranks[1]} {shapes[1]}, by two placements"
+        what = f"{ranks[0]} holds {shapes[0]} and {ranks[1]} {shapes[1]}: two placements"
         yield Problem("tiling", name, what, "a placement is the same on every rank")
 
 
 def parameter_problems(parameters: Mapping[str, ParameterRecord], tensor: Tensor) -> Iterator[Problem]:
-    """Find parameters whose pieces do not tile them; each placement is checked once."""
+    """Find parameters whose shards do not cover every element exactly once; equal placements are checked once."""
     known: dict[Placement, list[str]] = {}
     for name, (placement, local_shape, _, _) in parameters.items():
         if placement is None:
             if tensor.size > 1:
-                what = f"a plain parameter, of which {tensor.size} tensor ranks would each hold all"
-                yield Problem("tiling", name, what, "each of them would take its own gradient for the whole")
+                what = f"a plain parameter: each of {tensor.size} tensor ranks would hold all of it"
+                yield Problem("tiling", name, what, "each rank would use its own part of the gradient as the whole")
             continue
         if placement.tensor != tensor:
-            yield Problem("tiling", name, "its placement is on another cuboid", "ranks are those of the mesh")
+            yield Problem("tiling", name, "its placement is for another cuboid", "it must be for the mesh's cuboid")
             continue
         if placement not in known:
             known[placement] = tiling_errors(placement)
         for error in known[placement]:
             yield Problem("tiling", name, error, "every element of a parameter has one place, and one copy that counts")
         if not known[placement] and placement.local_shape != local_shape:
-            what = f"a rank holds {list(local_shape)}, and its placement says {list(placement.local_shape)}"
-            yield Problem("tiling", name, what, "shards would not join to the whole")
+            what = f"a rank holds {list(local_shape)}, but its placement requires {list(placement.local_shape)}"
+            yield Problem("tiling", name, what, "the shards would not make up the whole parameter")

@@ -3,7 +3,8 @@
     one, two = trace.run(taken(1), 1), trace.run(taken(2), 2)
     interpolate(one, two, at=3.0)      # of four samples
 
-Operations, bytes and saved activations are affine in the number of samples, so two sizes determine all others.
+`taken(n)` stands for the forms of inputs and labels for n samples. Operations, bytes and saved activations are affine
+in the number of samples, so two sizes determine all others.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from dslpar.costs.work import Work
 
 
 def interpolate(one: ModelCosts, two: ModelCosts, at: float) -> ModelCosts:
-    """Return costs on the line through `one` at 0 and `two` at 1.
+    """Return the costs at position `at` on the line through `one` at 0 and `two` at 1.
 
     Raises:
-        ValueError: the two do not have the same operations.
+        ValueError: `one` and `two` do not have the same numbers of layers and operations.
     """
     units = tuple(_costs(*pair, at) for pair in zip(one.units, two.units, strict=True))
     return replace(

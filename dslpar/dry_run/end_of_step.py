@@ -1,7 +1,7 @@
-"""Operations of a rank after the last backward: sums of gradients over tensor ranks and stages, and the loss.
+"""Operations of a rank after the last backward: sums of gradients over tensor ranks and stages, and the mean loss.
 
-DeepSpeed's own operations are not run here: sums over replicas (and over d if ZeRO shards over it), norms, and the
-optimizer's step, in DeepSpeed's buckets.
+DeepSpeed's own operations are left out: the reduction over replicas (and over the tensor axis d if ZeRO shards over
+it), gradient norms, and the optimizer's step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def end_of_step(job: Job, groups: Groups, specs: Sequence[LayerSpec], modules: S
 
 
 def _gradient(job: Job, p: Tensor) -> Tensor:
-    """Return a tensor like the one in which a parameter's gradient is summed: fp32 with ZeRO in half precision."""
+    """Return an empty tensor with the form of a parameter's gradient in reductions.
+
+    In half precision with ZeRO 1 to 3 the gradient is in fp32, otherwise in the parameter's dtype.
+    """
     wide = job.spec.zero.stage > 0 and job.spec.precision.dtype != "fp32"
     return torch.empty(p.shape, dtype=torch.float32 if wide else p.dtype, device=META)
 
@@ -69,7 +72,7 @@ def _sum_vectors(job: Job, groups: Groups, modules: Sequence[nn.Module]) -> None
 
 
 def _mean_loss(job: Job, groups: Groups) -> None:
-    """Send the mean loss to all ranks, as the pipeline's executor does."""
+    """Send the mean loss from the last stage to all pipeline ranks, as the pipeline's executor does."""
     data, pipe = groups.axis("data"), groups.axis("pipe")
     loss = torch.zeros((), device=META)
     if groups.coord["pipe"] == pipe.size - 1:

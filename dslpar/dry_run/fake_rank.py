@@ -1,11 +1,11 @@
-"""Fake rank: this process as one rank of a world without other ranks, on tensors without memory.
+"""Fake rank: this process acts as one rank of a mesh without other processes, on tensors without memory.
 
     with fake_rank(mesh, rank=1023) as groups:
         ...
 
-torch's fake process group ("fake", used in torch's own tests) completes every collective at once, with the right shapes
-and no numbers. The process creates the same groups as the rank would in a real job, only those that it belongs to, so a
-world of 10,240 ranks costs milliseconds.
+torch's process group "fake", used in torch's own tests, completes every collective at once, with the right shapes and
+no numbers. The process creates the groups that the rank belongs to, as it would in a real job, and no others. A world
+of 10,240 ranks therefore costs milliseconds.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _DISABLED = "__dynamo_disable"
 
 @contextmanager
 def fake_rank(mesh: Mesh, rank: int) -> Iterator[Groups]:
-    """Turn this process into a rank of the mesh, and yield its groups.
+    """Turn this process into a rank of the mesh, and yield the rank's groups.
 
     Raises:
-        RuntimeError: the process is already in a world, as a rank of it.
+        RuntimeError: torch.distributed is already initialized in this process.
     """
     if dist.is_initialized():
         raise RuntimeError("a dry run takes the place of a rank, and this process is one already")
-    # torch looks up the tensor's device when it sends and receives in one batch.
+    # Batched sends and receives fail if the backend does not list the tensors' device, so list "meta" for "fake".
     with patch.dict(dist.Backend.backend_capability, {_FAKE: [*dist.Backend.backend_capability[_FAKE], "meta"]}):
         excepthook = sys.excepthook  # torch installs its own, which names the rank
         dist.init_process_group(_FAKE, store=FakeStore(), rank=rank, world_size=mesh.world_size)
@@ -54,11 +54,12 @@ def fake_rank(mesh: Mesh, rank: int) -> Iterator[Groups]:
 
 @contextmanager
 def eager_only() -> Iterator[None]:
-    """Run the body without importing torch's compiler if it is not imported yet, which saves a second of CPU time.
+    """Run the body without importing torch's compiler (`torch._dynamo`), which saves a second of CPU time.
 
-    torch imports the compiler to mark functions that it must skip, such as many functions of the meta device. Without
-    compilation nothing needs to be skipped. Code that needs more of the compiler, such as the creation of process
-    groups, gets the real one. Afterwards everything is restored.
+    torch imports its compiler to mark functions that it must skip, such as many functions of the meta device. Without
+    compilation the marks are not needed. The body therefore sees a stand-in module whose `disable` does nothing. Code
+    that needs another attribute of the compiler, such as the creation of process groups, causes the real import.
+    Afterwards the stand-in and its marks are removed. If the compiler was imported before, nothing changes.
     """
     passed_over: list[Any] = []
 
@@ -86,7 +87,7 @@ def eager_only() -> Iterator[None]:
 
 
 def _stand_in_for(name: str, others: Callable[[str], Any]) -> ModuleType:
-    """Return an empty module that asks `others` for missing attributes."""
+    """Return an empty module that calls `others(name)` for missing attributes."""
     module = ModuleType(name)
     vars(module).update(__getattr__=others)
     return module

@@ -3,8 +3,9 @@
     with fused_kernels():
         module(x).backward(...)
 
-For meta tensors torch would decompose them. It would save all scores of a head, each step of a norm in float32, and a
-dropout mask in the model's type. Shapes in and out are the same.
+For meta tensors torch would run these operations as several smaller ones. Autograd would then save all scores of a
+head, each step of a norm in float32, and a dropout mask in the model's dtype. With this module it saves as much as on a
+GPU. The shapes of inputs and outputs are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.nn import functional
 
 @contextmanager
 def fused_kernels() -> Iterator[None]:
-    """Run layers in the body as on a GPU that has the kernels."""
+    """Replace torch's attention, RMSNorm and dropout in the body by versions that save as much as a GPU's kernels."""
     attention = patch.object(functional, "scaled_dot_product_attention", _attention)
     with attention, patch.object(functional, "rms_norm", _rms_norm), patch.object(functional, "dropout", _dropout):
         yield
@@ -36,7 +37,7 @@ def _attention(
     is_causal: bool = False,
     **_: object,
 ) -> Tensor:
-    """Run flash attention in half precision without a mask, else memory-efficient attention.
+    """Run flash attention in half precision without a mask, otherwise memory-efficient attention.
 
     Arguments have torch's names, because transformers passes some of them by name.
     """
@@ -51,7 +52,7 @@ def _attention(
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Save a mask of one byte per element."""
+    """Run dropout that saves a mask of one byte per element."""
     return torch.native_dropout(input, p, training)[0] if training and p > 0 else input
 
 

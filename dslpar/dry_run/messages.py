@@ -1,7 +1,8 @@
-"""Replay a rank's messages of a whole step with the pipeline's own `StageMessages`, without computing anything.
+"""Replay a rank's messages between stages for a whole step, without computing anything.
 
-All messages over a boundary have one dtype and shape, which a header announces before the first message. In a replay
-the header is known from what the stages sent.
+The replay uses the class that training uses, `StageMessages`. All messages over a boundary between two stages have one
+dtype and shape (a form). In training a header announces it before the first message. In a replay the forms are known
+from the dry run of the stages.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ from dslpar.layout.simulation import receives
 
 
 class Message(NamedTuple):
-    """One message of a rank, within an action of its order."""
+    """One message that a rank sends or receives."""
 
     action: Action
+    """The action of the schedule during which the rank sends or receives it."""
     kind: str
-    """send or receive."""
+    """"send" or "receive"."""
     peer: int
-    """Other end of the message, as an index on the axis "pipe"."""
+    """Pipeline rank at the other end of the message."""
     form: str
+    """Dtype and shape: 'bf16[2, 128, 512]'."""
     num_bytes: int
+    """Bytes that this rank sends; 0 for a receive."""
 
 
 class _KnownForms(StageMessages):
-    """Stage messages with known headers."""
+    """`StageMessages` that receive headers without reading them, because the forms are known."""
 
     def __init__(self, axes: tuple[Axis, Axis], chunks: Chunks, forms: Mapping[Boundary, Forms]) -> None:
         super().__init__(axes, chunks, META)
@@ -44,12 +48,13 @@ class _KnownForms(StageMessages):
 
 
 def replay(groups: Groups, orders: Orders, chunks: Chunks, forms: Mapping[Boundary, Forms]) -> list[Message]:
-    """Return this rank's messages; `orders` must have the orders of all pipeline ranks.
+    """Return this rank's messages in a step.
 
-    `forms` has the dtypes and shapes that each action takes in, by its kind and stage.
+    `orders` has the actions of all pipeline ranks in order. `forms` has the forms of the tensors that an action
+    receives from another stage, by the action's kind and stage.
 
     Raises:
-        LookupError, AssertionError: an action waits for a message that nobody sends, or a sent message is left over.
+        LookupError, AssertionError: an action waits for a message that no rank sends, or no action receives a message.
     """
     pipe = groups.coord["pipe"]
     ways = groups.second("pipe", "pipe_up"), groups.second("pipe", "pipe_down")

@@ -1,13 +1,14 @@
-"""Count the compute of a forward, operation by operation: the `Work` of a layer without a closed form.
+"""Count the compute of a forward, operation by operation, as `dslpar.costs.work.Work`.
 
     with OpCounter(dtype) as counted:
         module(x)
     counted.work.products, counted.work.elementwise
 
-It also runs on the meta device, where nothing is computed. Products are those of `mm` and its variants, of attention,
-and of convolutions (as the products that im2col makes of them). Every other operation that makes a tensor counts as
-reading its arguments and writing its results. torch's FlopCounterMode counts operations in the same way, but no bytes.
-Kernels that a compiler would fuse are counted one by one.
+The counter serves layers whose costs have no closed form. It works on the meta device too, where nothing is computed.
+Matrix products are those of `mm` and its variants, of attention, and of convolutions, which count like the products
+after im2col. Every other operation that makes a tensor counts as elementwise: it reads its arguments and writes its
+results. Kernels that a compiler would fuse are counted one by one. torch's FlopCounterMode counts operations in the
+same way, but no bytes.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ aten = torch.ops.aten
 
 
 class OpCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counter of the operations in its body, in elements of `dtype`'s size: a float32 counts twice beside bf16.
+    """Counter of the operations in its body.
 
-    `is_frozen` decides whether the second operand of a product is a weight that is not trained.
+    Elementwise work is counted in elements of the size of `dtype`: with bf16, a float32 element counts as two.
+    `is_frozen` returns True if a tensor, the last operand of a product, is a frozen weight.
     """
 
     def __init__(self, dtype: torch.dtype, is_frozen: Callable[[Tensor], bool] | None = None) -> None:
@@ -74,11 +76,11 @@ _ANSWERS: Mapping[Any, Callable[[Sequence[Any]], Any]] = {
     aten.equal: lambda args: True,
     aten._local_scalar_dense: lambda args: torch.zeros((), dtype=args[0].dtype).item(),
 }
-"""Answers for a forward that asks for numbers that do not exist: tensors are equal, and a number is 0."""
+"""Results for operations that read values of meta tensors, which have none: all tensors are equal, and a value is 0."""
 
 
 def _is_view(func: Any) -> bool:
-    """Return whether an operation only returns its argument's memory, unwritten."""
+    """Return whether an operation only returns views of its arguments and does not write to them."""
     returns = func._schema.returns
     aliases = [each.alias_info for each in returns]
     return bool(returns) and all(each is not None and not each.is_write for each in aliases)
@@ -98,13 +100,16 @@ Counting = Callable[[Sequence[Any], Mapping[str, Any], Any], Work]
 
 
 def _product(a: Tensor, b: Tensor) -> Work:
-    """Count [..., rows, depth] @ [..., depth, columns]; the rows of a batch are stacked."""
+    """Count [..., rows, depth] @ [..., depth, columns]; a batch of products counts as one product with all rows."""
     rows, depth, columns = prod(a.shape[:-1]), a.shape[-1], b.shape[-1]
     return Work(products=(Product(float(rows), float(depth), float(columns)),))
 
 
 def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work:
-    """Count [samples * positions, channels * window] @ [.., channels out]; transposed, from the larger side."""
+    """Count a convolution as [samples * positions, channels * window] @ [channels * window, channels out].
+
+    Positions are those of the output, or of the input if the convolution is transposed.
+    """
     x, weight, transposed = args[0], args[1], bool(args[6])
     groups = int(args[8])
     positions = x if transposed else result
@@ -114,7 +119,7 @@ def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) ->
 
 
 def _attention(position: int) -> Counting:
-    """Count fused attention; the argument at `position` tells whether it is causal."""
+    """Return the counter of a fused attention operation, whose argument at `position` is `is_causal`."""
 
     def count(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work:
         q, k = args[0], args[1]

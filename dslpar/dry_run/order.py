@@ -1,4 +1,4 @@
-"""Check the orders of a pipeline's ranks: each action once, no rank waits forever, messages in the same order.
+"""Check the order of actions of each pipeline rank: every action runs once, no rank waits forever, messages match.
 
     >>> from dslpar.layout.chunks import Chunks
     >>> from dslpar.layout.schedule import Schedule
@@ -6,8 +6,9 @@
     >>> order_problems(schedule, schedule.orders())
     []
 
-The check covers all ranks of the pipeline, which are few, and whole orders. Ranks that differ only in data or tensor
-coordinates have the same order.
+An action is the forward (F), backward (B) or weight backward (W) of one micro-batch through one stage. Messages match
+if a rank uses them in the order in which its neighbour sends them. The check covers the whole step of all pipeline
+ranks. Ranks that differ only in data or tensor coordinates have the same order.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def order_problems(schedule: Schedule, orders: Orders) -> list[Problem]:
 
 
 def _counts(schedule: Schedule, orders: Orders) -> Iterator[Problem]:
-    """Find actions that no rank has; if nobody waits for them, the simulation sees no deadlock."""
+    """Find missing actions. The simulation cannot find them if no other action waits for their result."""
     kinds: tuple[Kind, ...] = ("F", "B", "W") if schedule.split else ("F", "B")
     for pipe, order in enumerate(orders):
         have = Counter(order)
@@ -47,7 +48,7 @@ def _counts(schedule: Schedule, orders: Orders) -> Iterator[Problem]:
 
 
 def _message_orders(orders: Orders, chunks: Chunks) -> Iterator[Problem]:
-    """Compare, for each link and direction, the order of sent messages with the order in which they are used."""
+    """Compare, for each pair of ranks and each of F and B, the order of sent messages with the order of their use."""
     used = _uses(orders, chunks)
     for link, sent in messages(orders, chunks).items():
         for kind in ("F", "B"):
@@ -57,15 +58,15 @@ def _message_orders(orders: Orders, chunks: Chunks) -> Iterator[Problem]:
             sender, receiver = link
             where = f"pipe {sender} to pipe {receiver}"
             if at is not None:
-                what = f"message {at} is sent for {_named(ours[at])}, and {_named(theirs[at])} takes one in"
-                yield Problem("messages", where, what, "all have the same shape, so a swap would go unnoticed")
+                what = f"message {at} is sent for {_named(ours[at])}, but {_named(theirs[at])} receives it"
+                yield Problem("messages", where, what, "messages have the same shape, so a swap would go unnoticed")
             elif len(ours) != len(theirs):
-                what = f"{len(ours)} messages are sent and {len(theirs)} taken in"
+                what = f"{len(ours)} messages are sent, but {len(theirs)} are received"
                 yield Problem("messages", where, what, "one side would wait for the other for ever")
 
 
 def _uses(orders: Orders, chunks: Chunks) -> dict[Link, list[Action]]:
-    """Return the actions that take in a message over each link, in the receiver's order."""
+    """Return, for each link (sender, receiver), the actions that need a message from it, in the receiver's order."""
     used: dict[Link, list[Action]] = {}
     for rank, order in enumerate(orders):
         for action in order:

@@ -1,11 +1,13 @@
-"""Classes of stages and of ranks that must do the same; one of each class stands for all.
+"""Classes of pipeline stages and of ranks that do the same, so that a dry run needs only one of each class.
 
-Two layers are alike if the same functions build and apply them, whatever their number and name. Stages are alike if
-they have the same layers in the same order, and the same position: first, last, or between. A run of equal layers is
-shortened to one layer, or to the group that activation checkpointing recomputes together.
+- Layers are alike if the same functions build and apply them, whatever their number and name.
+- Stages are alike if they have the same layers in the same order, and the same place: first, last, or between.
+- Ranks that differ only in their data coordinate are alike, since nothing is sharded over data.
+- Ranks that differ in tensor coordinates have different shards of the same shapes. A dry run compares the first and the
+  last rank of a tensor group.
 
-Ranks that differ only in their data coordinate are alike, since nothing is sharded over data. Ranks that differ in
-tensor coordinates have other pieces of the same shapes; the first and the last rank of a tensor group stand for it.
+In the dry run of a class, consecutive layers that are alike are shortened to one layer, or to the group of layers that
+activation checkpointing recomputes together.
 """
 
 from __future__ import annotations
@@ -23,17 +25,21 @@ Coord = dict[str, int]
 
 @dataclass(frozen=True)
 class StageClass:
-    """Stages that do the same."""
+    """Stages that are alike."""
 
     stages: tuple[int, ...]
     part: Part
-    """Layers of the first of these stages, shortened."""
+    """Layers of the first of these stages, without repetitions of layers that are alike."""
     whole: Part
     """All layers of the first of these stages."""
 
 
 def stage_classes(specs: Sequence[LayerSpec], parts: Sequence[int], interval: int) -> list[StageClass]:
-    """Return the classes of stages, ordered by their first stage; `parts` has the position where each stage begins."""
+    """Return the classes of stages, ordered by their first stage.
+
+    `parts` has the position of each stage's first layer, and at the end the number of layers. `interval` is the number
+    of layers that are recomputed together, 0 without recomputation.
+    """
     kinds = _kinds(specs)
     found: dict[tuple[object, ...], list[int]] = {}
     part_of: dict[int, tuple[Part, Part]] = {}
@@ -48,7 +54,10 @@ def stage_classes(specs: Sequence[LayerSpec], parts: Sequence[int], interval: in
 
 
 def _kinds(specs: Sequence[LayerSpec]) -> list[int]:
-    """Return for each layer the position of the first layer like it; a tied layer is only like layers tied with it."""
+    """Return, for each layer, the position of the first layer like it.
+
+    A layer with tied weights is like a layer with the same tied weights, and like no other.
+    """
     first: dict[tuple[int, int, bool, str | None], int] = {}
     return [
         first.setdefault((id(spec.build), id(spec.forward), spec.recomputable, spec.tied), position)

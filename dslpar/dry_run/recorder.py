@@ -1,12 +1,12 @@
-"""Record a rank's operations within its groups: the operation, the axes, and this rank's input.
+"""Record a rank's collectives and messages: the operation, the axes of its group, and the form of this rank's input.
 
     with recording(groups) as calls:
         loss(module(ids), labels).backward()
     calls[0]                     # Call(kind="all_reduce", axes="y", dtype="bf16", shape=(2, 128, 512), ...)
 
-The recorder sees every torch.distributed operation on meta tensors, whoever calls it, in the forward and in autograd's
-backward. It notes the operation and does not run it: there is nothing to send. (torch's fake_collectives note
-operations in the same way, for torch's estimates of memory.) Bytes follow the ring formulas of `dslpar.costs.ring`.
+The recorder sees every torch.distributed operation on meta tensors, in the forward and in autograd's backward. It
+records the operation and sends nothing. The number of bytes follows the ring formulas of `dslpar.costs.ring`. torch's
+fake_collectives record operations in the same way, for torch's estimates of memory.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 
 OTHER = "other"
-"""Name for the axes of a group that is not an axis of the mesh."""
+"""Name in place of axes for a group that is not a group of the mesh's axes."""
 
 
 class Call(NamedTuple):
-    """One operation over several ranks, as one rank takes part in it; equal on all ranks that agree."""
+    """One collective or message, from the view of one rank."""
 
     kind: str
     """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, receive."""
     axes: str
-    """Letters on which the group's ranks differ: "y", "d q", "pipe"."""
+    """Axes on which the group's ranks differ: "y", "d q", "pipe"."""
     dtype: str
     shape: tuple[int, ...]
-    """Shape of this rank's input; of a receive, the shape of what arrives."""
+    """Shape of this rank's input; for a receive, the shape of the received tensor."""
     num_bytes: Fraction
     """Bytes that this rank sends."""
     step: int = 0
-    """For a message, the number of ranks from this one to its peer, counted upwards around the ring."""
+    """For a message: (peer's rank - own rank) modulo the group's size. For a collective: 0."""
 
     @property
     def form(self) -> str:
@@ -62,18 +62,18 @@ _DTYPES = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return 'bf16' or the like, or torch's own name."""
+    """Return a short name such as 'bf16', or torch's own name without "torch."."""
     return _DTYPES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def shown(dtype: str, shape: tuple[int, ...]) -> str:
-    """Return 'bf16[2, 128, 512]'."""
+    """Return a form as text: 'bf16[2, 128, 512]'."""
     return f"{dtype}{list(shape)}"
 
 
 @contextmanager
 def recording(groups: Groups) -> Iterator[list[Call]]:
-    """Note this rank's operations on meta tensors in the body; torch raises on operations that `_KINDS` lacks."""
+    """Record this rank's operations on meta tensors in the body; torch raises an error for those not in `_KINDS`."""
     recorder = _Recorder(groups.mesh, groups.rank)
     with _scoped_library("c10d", "IMPL") as library:
         for name in _KINDS:
@@ -86,7 +86,7 @@ class _Kind(NamedTuple):
     argument: str
     """Name of the argument that is this rank's input."""
     share: tuple[int, int]
-    """A ring of n ranks sends (first + second * n) / n of that argument: (-1, 1) is (n-1)/n."""
+    """In a group of n ranks, a rank sends (first + second * n) / n of that argument: (-1, 1) is (n-1)/n."""
 
 
 _RING = (-1, 1)
@@ -106,9 +106,10 @@ _KINDS: Mapping[str, _Kind] = {
 
 
 class _Recorder:
-    """Kernels of torch.distributed's operations for the meta device, which note the operation and complete at once.
+    """Kernels of torch.distributed's operations for the meta device: they record the operation and complete at once.
 
-    torch has no such kernels. They cost nothing if nothing is sent, while a dispatch mode would run for every sum.
+    torch has no kernels for these operations on the meta device. A dispatch mode could record them too, but it would
+    run for every tensor operation.
     """
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
@@ -159,7 +160,7 @@ class _Recorder:
 
 
 def axes_of(mesh: Mesh, rank: int, ranks: list[int]) -> str:
-    """Return the letters on which these ranks differ: "d q"; "pipe[0, 3]" if they are only a part of an axis."""
+    """Return the axes on which these ranks differ: "d q", or "pipe[0, 3]" if they are a part of one axis."""
     coords = [mesh.coord(each) for each in ranks]
     letters = [letter for letter in mesh.sizes if any(coord[letter] != coords[0][letter] for coord in coords)]
     if sorted(ranks) == sorted(mesh.peers(rank, *letters)):

@@ -1,4 +1,4 @@
-"""Report of a dry run: as text for a terminal, and as a record for programs."""
+"""Report of a dry run (`dslpar plan --dry-run`): text for a terminal, and a record for programs."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _problem_lines(result: DryRun) -> Iterator[str]:
 
 
 def _bytes(number: int | Fraction) -> str:
-    """Return 1.5 GB, in units of 1000."""
+    """Return a number of bytes as text, such as "1.5 GB", in units of 1000."""
     value = float(number)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:

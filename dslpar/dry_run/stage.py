@@ -1,11 +1,13 @@
-"""One pipeline stage on the meta device: build it, and run F, B and W with one micro-batch.
+"""Build one pipeline stage on the meta device, and run its forward and backward with one micro-batch.
 
     with fake_rank(mesh, rank) as groups:
         run = run_stage(job, model, Part(range(4), True, False), groups, [input_form(job)])
     run.calls["F"], run.outputs, run.parameters["blocks.0.mlp.up.weight"].local_shape
 
-The layers are the real ones, on the rank's real groups. Weights are not initialized and no number is computed. Inputs
-are given by their form, a dtype and a shape; the last stage returns the loss. A model without a pipeline is one stage.
+The layers are those of training, with the rank's own groups. Weights are not initialized and no number is computed.
+Inputs are given by their form: a dtype and a shape. The actions are F (forward), B (backward) and, if the schedule
+splits the backward, W (gradients of weights). The last stage also computes the loss. A model without a pipeline is one
+stage.
 """
 
 from __future__ import annotations
@@ -42,11 +44,12 @@ REFUSALS = (DslparError, RuntimeError, ValueError, TypeError, IndexError, Assert
 
 
 class ParameterRecord(NamedTuple):
-    """A parameter as a rank holds it."""
+    """A parameter on one rank."""
 
     placement: Placement | None
-    """None: equal copies on all ranks."""
+    """Sharding over the tensor group; None if all ranks hold equal copies."""
     local_shape: tuple[int, ...]
+    """Shape of the rank's shard."""
     dtype: str
     is_owner: bool
     """True if DeepSpeed counts this rank's copy in norms."""
@@ -66,36 +69,40 @@ class StageRun:
     """Result of one micro-batch on a stage."""
 
     inputs: Forms
+    """Forms of the tensors that the stage receives."""
     outputs: Forms
-    """Forms of what is sent on; on the last stage, of the loss."""
+    """Forms of the tensors that the stage sends to the next one; for the last stage, the form of the loss."""
     input_gradients: Forms
-    """Forms of what is sent back."""
+    """Forms of the gradients that the stage sends to the stage before."""
     calls: dict[Kind, tuple[Call, ...]]
-    """This rank's operations within each action."""
+    """This rank's collectives during F, B and W."""
     module: nn.Module
-    """Layers, whose parameters and gradients have forms and no numbers."""
+    """The stage's layers, with parameters and gradients on the meta device."""
     saved_bytes: int
     """Bytes that live from the forward to the backward, each tensor once, without parameters.
 
-    These are the tensors that autograd saves; in a pipeline also the inputs, which get a gradient, and what was sent.
+    These are the tensors that autograd saves. In a pipeline they include the stage's inputs, which get a gradient, and
+    its outputs.
     """
     parameters: dict[str, ParameterRecord] = field(default_factory=dict)
-    """Parameters by global name; a tied one by its owner's name."""
+    """Parameters by global name; a tied parameter has the name of the layer that owns it."""
     repeated: dict[int, bool] = field(default_factory=dict)
-    """For each layer by its position in the model, whether its output has the form of its input."""
+    """By the layer's position in the model: True if the layer's output has the form of its input."""
 
 
 class Part(NamedTuple):
-    """Layers of a stage that are run, and the stage's place in the pipeline."""
+    """Layers of a stage to run, and the stage's place in the pipeline."""
 
     positions: Sequence[int]
-    """Positions of the layers in the model; a class of stages is run with fewer of them (`dry_run.rank_classes`)."""
+    """Positions of the layers in the model; repeated layers may be left out (`dslpar.dry_run.rank_classes`)."""
     is_first: bool
+    """True for the first stage of the pipeline."""
     is_last: bool
+    """True for the last stage, which computes the loss."""
 
 
 def run_stage(job: Job, model: LayeredModel, part: Part, groups: Groups, inputs: Forms) -> StageRun:
-    """Build the layers of a part, and run forward, backward and, if it is split, the backward of weights.
+    """Build the layers of a part, and run F, B and, if the schedule splits the backward, W.
 
     Raises:
         StageError: a layer cannot be built or rejects its input, or the backward fails.
@@ -120,7 +127,7 @@ def run_stage(job: Job, model: LayeredModel, part: Part, groups: Groups, inputs:
 
 
 def _build(job: Job, specs: Sequence[tuple[int, LayerSpec]], groups: Groups) -> nn.ModuleDict:
-    """Build each layer by its owner's name: a tied layer once, and a dropout that a model uses twice once."""
+    """Build the layers. Specs with the same owner, such as tied layers, share one module."""
     modules = nn.ModuleDict()
     with META:
         for _, spec in specs:
@@ -150,7 +157,7 @@ def _parameters(specs: Sequence[tuple[int, LayerSpec]], modules: nn.ModuleDict) 
 
 
 class _Forward:
-    """Forward of a stage's layers, which names the layer that fails."""
+    """Forward of a stage's layers; an error names the layer that fails, and `repeated` is as in `StageRun`."""
 
     def __init__(self, job: Job, specs: Sequence[tuple[int, LayerSpec]], modules: nn.ModuleDict) -> None:
         checkpoint = job.spec.activation_checkpoint
@@ -187,7 +194,7 @@ def _run(
     split = splits_backward(job)
     inputs = [empty(form).requires_grad_(form[0].is_floating_point) for form in forms]
     with _counting_saved(module) as saved, fused_kernels(), splitting() if split else nullcontext():
-        # Copies, as the engine makes: a layer may work in place, which a leaf does not allow.
+        # Copies, which the engine makes too: a layer may work in place, and autograd forbids that for leaves.
         x = [each.clone() for each in inputs]
         output = forward(x[0] if len(x) == 1 else tuple(x))
         outputs = tensors_of(output) if loss_fn is None else [_loss(job, loss_fn, output)]
@@ -201,14 +208,14 @@ def _run(
     if split:
         aside.accumulate()
         by_action["W"] = _taken(calls)
-    # A stage may leave an input unused, but the stage before it still waits for the input's gradient.
+    # An input that the stage does not use has no gradient. The stage before still waits for one, so count its form.
     gradients = [each if each.grad is None else each.grad for each in inputs if each.is_floating_point()]
     num_bytes = sum(saved.values())
     return StageRun(forms, forms_of(outputs), forms_of(gradients), by_action, module, num_bytes)
 
 
 def splits_backward(job: Job) -> bool:
-    """Return whether the job runs B and W separately; without a pipeline it does not, whatever its schedule."""
+    """Return whether the job runs B and W separately: its schedule splits the backward, and it has a pipeline."""
     return job.schedule.split and job.mesh.pipe > 1
 
 
@@ -229,7 +236,7 @@ def _backward(outputs: Sequence[Tensor]) -> None:
 
 
 def _taken(calls: list[Call]) -> tuple[Call, ...]:
-    """Return what was noted since the last call."""
+    """Return and clear the recorded calls."""
     noted = tuple(calls)
     calls.clear()
     return noted
@@ -262,7 +269,7 @@ class NoDryRunError(ValueError):
 
 
 def input_form(job: Job) -> Form:
-    """Return the form of a micro-batch at the first stage, whole on every tensor rank.
+    """Return the form of a micro-batch at the first stage; every tensor rank receives the whole micro-batch.
 
     Raises:
         NoDryRunError: the model's inputs are unknown.
@@ -289,13 +296,13 @@ def empty(form: Form) -> Tensor:
 
 
 def shown_form(form: Form) -> str:
-    """Return 'bf16[2, 128, 512]'."""
+    """Return a form as text: 'bf16[2, 128, 512]'."""
     dtype, shape = form
     return f"{dtype_name(dtype)}{list(shape)}"
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors that travel between two layers as a list."""
+    """Return a layer's input or output, a tensor or several, as a list of tensors."""
     return list(value) if isinstance(value, tuple | list) else [value]
 
 

@@ -1,16 +1,24 @@
-"""Dry run of one step of one rank: `dry_run(job, rank)` builds it, runs its order, and checks all ranks.
+"""Dry run of one step of one rank, with checks of all ranks.
 
     result = dry_run(job, rank=1023)
-    result.problems                      # [] where shards tile, stages chain, and ranks agree
+    result.problems                      # [] if shards cover parameters, stages fit together, and ranks agree
     result.operations[("all_reduce", "y")]
 
-Repeated work is run once. Each stage runs one micro-batch: forward, backward and, if it is split, the backward of
-weights. Of stages and ranks that must do the same, one of each class is run (`dry_run.rank_classes`). Messages between
-stages are sent and received for the whole order, by the code that does so in training. The requested rank is run with
-all its layers. DeepSpeed's engine is not built, so reduction over replicas and the optimizer's step are missing.
+A dry run has these phases:
 
-torch's fake process group exists for this: one process stands for a rank of any world. torchtitan has a mode that runs
-one rank of a config on it, on tensors with memory. The classes and the checks are dslpar's.
+1. Check the order of actions of all pipeline ranks (`dslpar.dry_run.order`).
+2. Run each class of stages once (`dslpar.dry_run.rank_classes`), on the output form of the stage before.
+3. Run each class on other ranks of the tensor group, and compare their operations (`dslpar.dry_run.consistency`).
+4. Check that the shards of each parameter cover it (`dslpar.dry_run.tiling`).
+5. Run the requested rank with all its layers, then the end of its step.
+6. Replay the rank's messages for the whole step with the code of training, and compare them with those of its
+   neighbours.
+
+A run of a stage has one micro-batch: forward, backward and, if the schedule splits it, the backward of weights.
+DeepSpeed's engine is not built, so the reduction over replicas and the optimizer's step are missing.
+
+A dry run uses torch's fake process group, with which one process acts as one rank of any number. torchtitan has a mode
+that runs one rank of a config on this group too, on tensors with memory. It has no classes of ranks and no checks.
 """
 
 from __future__ import annotations
@@ -56,10 +64,11 @@ Key = tuple[str, str]
 
 @dataclass
 class ClassRecord:
-    """Stages and ranks that do the same, and which of the ranks were run."""
+    """Stages that are alike, and the ranks of these stages that were run."""
 
     stages: tuple[int, ...]
     num_ranks: int
+    """Number of all ranks of these stages."""
     ran: tuple[int, ...]
     """Ranks that were run."""
 
@@ -71,32 +80,37 @@ class DryRun:
     job: Job
     rank: int
     coord: Mapping[str, int]
+    """The rank's index on each axis of the mesh."""
     stages: tuple[int, ...]
+    """Stages that the rank holds."""
     layers: tuple[str, ...]
     """Names of the layers on the rank's stages."""
     parameters: dict[str, ParameterRecord] = field(default_factory=dict)
-    """Parameters by global name."""
+    """The rank's parameters by global name."""
     num_actions: int = 0
+    """Actions (F, B, W) of the rank in a step."""
     operations: dict[Key, tuple[int, Fraction]] = field(default_factory=dict)
     """(calls, bytes that the rank sends) in a step, by operation and axes, without messages between stages."""
     messages: list[Message] = field(default_factory=list)
     """Messages between stages, in the rank's order."""
     saved_bytes: int = 0
-    """Bytes that a micro-batch keeps for the backward on this rank, over its stages, as a GPU's kernels would."""
+    """Bytes that a micro-batch saves for the backward on all of the rank's stages, with a GPU's fused kernels."""
     peak_saved_bytes: int | None = None
-    """The most of these bytes at once, by the schedule; None if the backward is split: what waits for W keeps less."""
+    """The most saved bytes at once, over all micro-batches in flight. None if the schedule splits the backward: a
+    micro-batch then keeps fewer bytes from B to W, and a dry run does not count these."""
     classes: list[ClassRecord] = field(default_factory=list)
+    """Classes of stages, and the ranks that were run."""
     num_tiled: int = 0
-    """Parameters whose shards were checked; those of equal layers count once."""
+    """Number of parameters whose shards were checked. Those of layers that are alike count once."""
     problems: list[Problem] = field(default_factory=list)
 
 
 def dry_run(job: Job, rank: int) -> DryRun:
-    """Run one step of a rank of the job on the meta device, and check all ranks by their classes.
+    """Run one step of a rank of the job on the meta device, and check all ranks by classes.
 
     Raises:
-        NoDryRunError: the world has no such rank, or the model's inputs or stages are unknown.
-        DslparError: the model cannot be built, whatever the rank.
+        NoDryRunError: the job has no such rank, or the model's inputs or stages are unknown.
+        DslparError: the model cannot be built on any rank.
     """
     if not 0 <= rank < job.mesh.world_size:
         raise NoDryRunError(f"there is no rank {rank}: the world has {job.mesh.world_size}")
@@ -107,7 +121,7 @@ def dry_run(job: Job, rank: int) -> DryRun:
 
 
 class _Dry:
-    """A dry run in progress: what is known so far, and the result that it fills."""
+    """A dry run in progress. Its methods are the phases of the module's docstring, and fill `result`."""
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.mesh, self.chunks = job, job.mesh, job.chunks
@@ -120,14 +134,14 @@ class _Dry:
         self.coord = job.mesh.coord(rank)
         self.rank = rank
         self.forms: dict[Boundary, Forms] = {}
-        """Forms that each action takes in from another stage."""
+        """Forms of the tensors that an action receives from another stage, by the action's kind and stage."""
         stages = tuple(self.chunks.held_by(self.coord["pipe"]))
         names = tuple(spec.name for stage in stages for spec in self.specs[self.parts[stage] : self.parts[stage + 1]])
         self.result = DryRun(job, rank, self.coord, stages, names)
         self.problems = self.result.problems
 
     def run(self) -> DryRun:
-        """Run all checks, each after those it depends on."""
+        """Run all phases; without a run of every stage, the rank itself is not run."""
         orders = [self.job.schedule.order(pipe) for pipe in range(self.chunks.pipe)]
         self.result.num_actions = len(orders[self.coord["pipe"]])
         self.problems += order_problems(self.job.schedule, orders)
@@ -142,7 +156,10 @@ class _Dry:
     # ---- classes ----
 
     def _chain(self) -> dict[int, StageRun]:
-        """Run the stages in order, each on what the stage before it sends; stages that are alike run once."""
+        """Run the stages in order, each with the output form of the stage before; stages that are alike run once.
+
+        The chain ends at the first stage that fails, so the result may lack the stages after it.
+        """
         known: dict[tuple[int, tuple[object, ...]], StageRun] = {}
         runs: dict[int, StageRun] = {}
         forms: Forms = [input_form(self.job)]
@@ -168,7 +185,11 @@ class _Dry:
         return self._run_part(whole, stage, coord, forms)
 
     def _keeps_form(self, each: StageClass, run: StageRun) -> bool:
-        """Return whether each repeated layer's output has the form of its input, so that it can feed the next copy."""
+        """Return whether the shortened run of a class is valid.
+
+        A layer that was run in place of several layers like it must output the form of its input. Otherwise the next
+        such layer would have another input.
+        """
         left_out = set(each.whole.positions) - set(each.part.positions)
         stand_ins = {max(position for position in each.part.positions if position < other) for other in left_out}
         return all(run.repeated[position] for position in stand_ins)
@@ -186,13 +207,13 @@ class _Dry:
         self.problems.append(Problem(check, f"stage {stage}", str(error), why))
 
     def _check_boundary(self, stage: int, run: StageRun) -> None:
-        """Compare a stage's output with the layout's residual, and its gradients with its inputs."""
+        """Compare the form of a stage's output with that of the residual stream, and input gradients with inputs."""
         if stage:
             self.forms["F", stage], self.forms["B", stage - 1] = run.inputs, run.input_gradients
             floating = [form for form in run.inputs if form[0].is_floating_point]
-            self._compare_forms(stage, "sends back", run.input_gradients, floating, "what it has taken in")
+            self._compare_forms(stage, "sends back", run.input_gradients, floating, "the inputs that it has received")
         if stage < self.chunks.last:
-            why = "the residual of this layout, which every stage but the first takes in"
+            why = "the residual of this layout, which every stage after the first receives"
             self._compare_forms(stage, "sends", run.outputs, self._residual(), why)
 
     def _compare_forms(self, stage: int, does: str, forms: Forms, wanted: Forms, name: str) -> None:
@@ -208,7 +229,7 @@ class _Dry:
         return [(DTYPES[job.spec.precision.dtype], stored.local_shape)]
 
     def _compare(self, each: StageClass, runs: Mapping[int, StageRun]) -> None:
-        """Run a class on other ranks, and compare them with the rank at hand."""
+        """Run a class of stages on other tensor ranks, and compare them with the requested rank's coordinates."""
         stage = each.stages[0]
         per_stage = self.mesh.data * self.mesh.tensor.size
         own = self._rank_of(stage, self.coord)
@@ -242,7 +263,7 @@ class _Dry:
     # ---- the rank itself ----
 
     def _run_rank(self, orders: Orders) -> None:
-        """Run all layers of the rank's stages, the end of the step, and the messages, also those of its neighbours."""
+        """Run all layers of the rank's stages and the end of the step; replay its messages and its neighbours'."""
         pipe, order = self.coord["pipe"], orders[self.coord["pipe"]]
         runs: dict[int, StageRun] = {}
         with fake_rank(self.mesh, self.rank) as groups:
@@ -257,7 +278,7 @@ class _Dry:
                 self.result.parameters |= runs[stage].parameters
                 sent = self.forms.get(("F", stage + 1), runs[stage].outputs)
                 self._compare_forms(
-                    stage, "sends", runs[stage].outputs, sent, "which a shortened run of its layers sends"
+                    stage, "sends", runs[stage].outputs, sent, "the output of a run without repeated layers"
                 )
             last = end_of_step(self.job, groups, self.specs, [run.module for run in runs.values()])
             found = {pipe: self._replay(groups, orders)} if self.chunks.pipe > 1 else {}
@@ -273,7 +294,7 @@ class _Dry:
             self._compare_link(other, pipe, found)
 
     def _replay(self, groups: Groups, orders: Orders) -> list[Message] | None:
-        """Replay a step's messages as one pipeline rank; None if they do not end."""
+        """Replay a step's messages as one pipeline rank; None if the replay fails, which is reported as a problem."""
         pipe = groups.coord["pipe"]
         try:
             return replay(groups, orders, self.chunks, self.forms)
@@ -304,7 +325,7 @@ _ALIKE = "ranks of a tensor group run the same layers"
 def _totals(
     order: Sequence[Action], runs: Mapping[int, StageRun], last: Sequence[Call]
 ) -> dict[Key, tuple[int, Fraction]]:
-    """Count a step's operations by operation and axes; a send along a tensor axis counts its receive separately."""
+    """Return (calls, bytes sent) of a step by operation and axes; a send and its receive are separate operations."""
     times = Counter((action.kind, action.stage) for action in order)
     calls: Counter[Key] = Counter()
     sent: dict[Key, Fraction] = {}

@@ -1,4 +1,4 @@
-"""Check that the shards of all ranks tile a parameter: every element is in exactly one of the boxes that ranks hold.
+"""Check that the shards of all ranks tile a parameter: every element is in exactly one shard, up to equal copies.
 
     >>> from dslpar.core.mesh import Tensor
     >>> from dslpar.layers.placement import Placement
@@ -8,10 +8,14 @@
     >>> tiling_errors(Placement(tensor, (8, 4), (("y", "y"), ("z",))))
     ['dim 0, cut over y y: 4 of 8 indices are on no rank, such as 2']
 
-No rank's tensor is built. A placement splits each dim separately, so a rank holds a box: the product of the indices
-that it holds of each dim. The real `Placement.cut` gives these indices, applied to a vector of indices, for each
-coordinate on the axes that split the dim. Boxes tile the whole if on every dim different pieces are disjoint and cover
-the dim, and if every combination of pieces is on some rank. Nothing is split over data and pipeline ranks.
+The check builds no shards. A placement splits each dim of a parameter separately, so a rank holds a *box*: some indices
+of each dim, in all combinations. The indices of one dim are a *piece*. `Placement.cut` gives a rank's piece when it is
+applied to the vector of all indices. Boxes tile the parameter under two conditions:
+
+1. On every dim, different pieces are disjoint, and together they cover the dim.
+2. Every combination of pieces, one per dim, is on some rank.
+
+Only tensor ranks are checked, because parameters are not split over data and pipeline ranks.
 """
 
 from __future__ import annotations
@@ -27,11 +31,14 @@ from dslpar.core.mesh import TENSOR_AXES
 from dslpar.layers.placement import Letters, Placement
 
 Ranges = tuple[tuple[int, int], ...]
-"""Indices of one dim as half-open ranges."""
+"""A piece: indices of one dim as half-open ranges."""
 
 
 def tiling_errors(placement: Placement) -> list[str]:
-    """Return errors: indices or boxes on no rank, on several, or not counted exactly once; empty if there are none."""
+    """Return errors in a placement, or an empty list.
+
+    Errors are indices on no rank or in two pieces, boxes on no rank, and boxes without exactly one owner.
+    """
     tensor = placement.tensor
     sizes = {letter: getattr(tensor, letter) for letter in TENSOR_AXES}
     if unknown := [letter for letters in placement.cuts for letter in letters if letter not in sizes]:
@@ -47,7 +54,7 @@ def tiling_errors(placement: Placement) -> list[str]:
 
 
 def _pieces(placement: Placement, dim: int, sizes: Mapping[str, int]) -> dict[tuple[int, ...], Ranges]:
-    """Return the indices of one dim that a rank holds, by its coordinates on the axes that split the dim."""
+    """Return the pieces of one dim, by a rank's coordinates on the axes that split the dim."""
     letters = placement.cuts[dim]
     first = dim == 0
     alone = Placement(
@@ -66,7 +73,7 @@ def _pieces(placement: Placement, dim: int, sizes: Mapping[str, int]) -> dict[tu
 
 
 def _ranges(piece: torch.Tensor) -> Ranges:
-    """Return the content of a piece of [1, 2, ...] without padding, as ranges from 0."""
+    """Return a piece of [1, 2, ...], in which 0 is padding, as ranges of indices from 0."""
     held = piece.numpy()  # single-threaded: torch would start a thread pool for these few numbers
     held = held[held > 0] - 1
     breaks = [0, *(np.flatnonzero(np.diff(held) != 1) + 1).tolist(), len(held)]
@@ -74,7 +81,7 @@ def _ranges(piece: torch.Tensor) -> Ranges:
 
 
 def _coords(letters: Letters, sizes: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return all coordinates on the axes, 0 on the others."""
+    """Return all coordinates on the axes `letters`, with index 0 on the other axes."""
     axes = dict.fromkeys(letters)
     origin = dict.fromkeys(TENSOR_AXES, 0)
     return [origin | dict(zip(axes, at, strict=True)) for at in product(*(range(sizes[letter]) for letter in axes))]
@@ -85,7 +92,7 @@ def _on(coord: Mapping[str, int], letters: Letters) -> tuple[int, ...]:
 
 
 def _dim_errors(placement: Placement, dim: int, pieces: Mapping[tuple[int, ...], Ranges]) -> list[str]:
-    """Check that different pieces of a dim are disjoint and cover it."""
+    """Check that different pieces of a dim are disjoint, and that together they cover the dim."""
     length, name = placement.shape[dim], f"dim {dim}, cut over {' '.join(placement.cuts[dim]) or 'nothing'}"
     covered, missing, twice = 0, Counter[int](), Counter[int]()
     for begin, end in [*sorted(held for piece in dict.fromkeys(pieces.values()) for held in piece), (length, length)]:
@@ -102,7 +109,7 @@ def _dim_errors(placement: Placement, dim: int, pieces: Mapping[tuple[int, ...],
 
 
 def _box_errors(placement: Placement, dims: list[dict[tuple[int, ...], Ranges]], sizes: Mapping[str, int]) -> list[str]:
-    """Check that every combination of pieces is on equally many ranks, and owned by one of them."""
+    """Check that every combination of pieces is on equally many ranks, and that one of these ranks owns it."""
     boxes: Counter[tuple[Ranges, ...]] = Counter()
     owners: Counter[tuple[Ranges, ...]] = Counter()
     for coord in _coords(TENSOR_AXES, sizes):

@@ -1,17 +1,18 @@
-"""Trace a model's costs on a rank by running its layers once without memory, for models without a closed form.
+"""Trace a model's costs on a rank: run its layers once on the meta device. For models whose costs have no closed form.
 
     tracer = Tracer(job)
-    tracer.job                          # with its stages, which only the built layers tell
+    tracer.job                          # the job with its stages, which are unknown before the layers are built
     workload_of(tracer.job, tracer.costs_of)
 
-Each layer is built on the meta device as a rank of the tensor group would build it, and run forward and backward
-(`dslpar.dry_run`). Its operations become its work, its groups' operations its traffic, and what autograd saves its
-memory. Layers that are built alike and take the same forms are run once. A trace cannot notice a layer whose behaviour
-depends only on its number and not on how it was built. Costs are affine in the samples of a micro-batch, so two sizes
-determine all others.
+Each layer is built on the meta device as a rank of the tensor group builds it, and runs forward and backward. Three
+counts become its costs (`dslpar.costs.model_costs.Costs`): tensor operations become work, collectives become traffic,
+and tensors that autograd saves become memory. Layers with equal modules and equal input forms (dtypes and shapes) run
+once. Two layers that are built alike but behave differently because of their number would therefore get equal costs.
+Costs are affine in the samples of a micro-batch, so two sizes determine all others.
 
-LLMem and torch (MemTracker, FakeTensorMode) also find a model's memory by running it on tensors without memory, and
-torch's FlopCounterMode counts operations in this way. The forms of a model's inputs are taken from its data.
+The forms of a model's inputs come from its data, unless the model defines them. LLMem and torch (MemTracker,
+FakeTensorMode) also find a model's memory by running it on tensors without memory, and torch's FlopCounterMode counts
+operations in this way.
 """
 
 from __future__ import annotations
@@ -53,17 +54,18 @@ from dslpar.models.layered import LayeredModel, LayerSpec, Loss
 from dslpar.schema.sections import ImageModel, TokenModel
 
 _RAISED = (*REFUSALS, ArithmeticError, AttributeError, LookupError)
-"""Exceptions of code that meets tensors without numbers, or numbers that are all 0."""
+"""Exceptions of layers that read values of meta tensors, or compute with the zeros that `OpCounter` returns for them.
+"""
 _WIDE = 4
 """Bytes per element of `Saved.wide`."""
 
 
 class TraceError(ValueError):
-    """The model cannot be run without memory."""
+    """The model cannot be run on the meta device."""
 
 
 class Taken(NamedTuple):
-    """Forms of a micro-batch's inputs and labels."""
+    """Forms (dtype, shape) of a micro-batch's inputs and labels."""
 
     inputs: Forms
     labels: Any
@@ -71,11 +73,10 @@ class Taken(NamedTuple):
 
 
 class Tracer:
-    """Tracer of the layers of a job's model, for any cuboid of ranks and any micro-batch.
+    """Traces the layers of a job's model, for any cuboid (tensor group) and any micro-batch size.
 
     Raises:
-        TraceError: the model cannot be run on tensors without memory, or its inputs are unknown.
-        DslparError: the model cannot be built, or partitioned as the job says.
+        DslparError: the model cannot be built, or cannot be partitioned into the job's stages.
     """
 
     def __init__(self, job: Job) -> None:
@@ -89,18 +90,22 @@ class Tracer:
         self._samples: dict[int, Taken] = {}
 
     def costs_of(self, cuboid: Cuboid, micro_size: int) -> ModelCosts | None:
-        """Return the model's costs on a rank of a cuboid; None if its layers cannot be sharded so."""
+        """Return the model's costs on a rank of a cuboid; None if its layers cannot be sharded on this cuboid.
+
+        Raises:
+            TraceError, DslparError: the job's own cuboid cannot be traced.
+        """
         if cuboid not in self._traced:
             self._traced[cuboid] = self._trace(cuboid)
         found = self._traced[cuboid]
         return None if found is None else interpolate(*found, micro_size / least_micro_size(cuboid) - 1)
 
     def _own(self, cuboid: Cuboid) -> bool:
-        """Return whether it is the job's own cuboid; without its trace there is no forecast, so errors are raised."""
+        """Return whether a cuboid is the job's own. Its errors are raised, because there is no forecast without it."""
         return cuboid == self.job.mesh.tensor
 
     def _trace(self, cuboid: Cuboid) -> tuple[ModelCosts, ModelCosts] | None:
-        """Return the costs for the smallest micro-batch, and for one twice as large."""
+        """Return the costs for the smallest micro-batch and for one twice as large; None as in `costs_of`."""
         mesh, least = Mesh(pipe=1, data=1, tensor=cuboid), least_micro_size(cuboid)
         job = replace(self.job, mesh=mesh)
         try:
@@ -109,7 +114,7 @@ class Tracer:
             with fake_rank(mesh, 0) as groups, torch.random.fork_rng(devices=()), _one_thread():
                 trace = _Trace(job, self._models[cuboid.size > 1], groups)
                 one, two = (trace.run(self._taken(size), size) for size in (least, 2 * least))
-            interpolate(one, two, 0.5)  # they have the same operations
+            interpolate(one, two, 0.5)  # raises if the two sizes have different operations
         except (TraceError, DslparError):
             if self._own(cuboid):
                 raise
@@ -121,7 +126,7 @@ class Tracer:
         return one, two
 
     def _taken(self, micro_size: int) -> Taken:
-        """Return the forms of a micro-batch; from the model's data if the model does not define them."""
+        """Return the forms of a micro-batch: defined by the model, or else read from its data."""
         model, job = self.job.spec.model, self.job
         if isinstance(model, TokenModel) or (isinstance(model, ImageModel) and not model.TOKENS_BESIDE_PATCHES):
             sized = replace(job, batch=job.batch._replace(micro_size=micro_size))
@@ -146,7 +151,7 @@ class Tracer:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute the body in one thread: policies try many small products, for which threads only wait for each other."""
+    """Run the body in one thread. transformers policies compute many small products, for which threads cost more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -161,13 +166,16 @@ class _Layer(NamedTuple):
     costs: Costs
     outputs: Forms
     saved: frozenset[int]
-    """Positions of the outputs that the layer itself saves: the next layer saves no second copy."""
+    """Indices of outputs that the layer has saved itself. If the next layer saves them too, they are not counted again.
+    """
     tied: float
+    """Elements of the layer's weights if they are tied, else 0."""
     recomputable: bool
+    """True if activation checkpointing may recompute the layer."""
 
 
 class _Trace:
-    """The layers of a model, run one after the other on one rank."""
+    """Runs the layers of a model one after the other, as one rank."""
 
     def __init__(self, job: Job, model: LayeredModel, groups: Groups) -> None:
         self.job, self.model, self.groups = job, model, groups
@@ -219,7 +227,7 @@ class _Trace:
         causal = sum(2 * each.queries * each.keys for each in scores if each.causal)
         others = sum(2 * each.queries * each.keys for each in scores if not each.causal)
         multiplied = ranks * (6 * trained + 4 * frozen) / tokens
-        # Forward and backward are three times the products; a causal mask leaves half of them.
+        # Forward and backward have three times the forward's products, and a causal mask leaves half of them.
         in_attention = 3 * ranks * (causal + 2 * others) / tokens
         return Flops(mfu_causal=round(multiplied + in_attention), mfu_6n=round(multiplied))
 
@@ -246,7 +254,7 @@ class _Trace:
         return self._known[key]
 
     def _built(self, spec: LayerSpec) -> tuple[nn.Module, object]:
-        """Return a layer's module, and a key that equal layers share."""
+        """Return a layer's module, and a key that is equal for layers that are built alike."""
         if spec.owner not in self._modules:
             with META:
                 module = spec.build()
@@ -259,13 +267,13 @@ class _Trace:
         self, spec: LayerSpec, module: nn.Module, forms: Forms, is_saved: frozenset[int], calls: list[Call]
     ) -> _Layer:
         with torch.no_grad(), OpCounter(self.dtype), fused_kernels():
-            # A first run: at a first forward, policies swap in other forwards to see the blocks' arguments.
+            # A run that is not counted: in their first forward, transformers policies replace forwards of modules.
             spec.apply(module, _entering([empty(form) for form in forms]))
         calls.clear()
-        # Data needs no gradient, and the first layer's own products need no backward to it.
+        # Data needs no gradient, so the first layer computes none for its input.
         needs_gradient = spec is not self.specs[0]
         leaves = [empty(form).requires_grad_(needs_gradient and form[0].is_floating_point) for form in forms]
-        x = [each.clone() for each in leaves]  # a layer may work in place, which a leaf does not allow
+        x = [each.clone() for each in leaves]  # a layer may work in place, which autograd forbids for leaves
         before = {_storage(x[position]) for position in is_saved}
         own = {_storage(p) for p in module.parameters()} | before
         saved: dict[int, Tensor] = {}
@@ -297,7 +305,7 @@ class _Trace:
         return _Layer(costs, forms_of(outputs), kept, weights if is_tied else 0.0, spec.recomputable)
 
     def _is_frozen(self, module: nn.Module) -> Callable[[Tensor], bool]:
-        """Return a test of whether an operand is a frozen weight, by its storage or, once gathered, by its size."""
+        """Return a test for frozen weights: by the operand's storage, or by its size if it was gathered over q."""
         matrices = [p for p in module.parameters() if p.dim() > 1]
         frozen, trained = ([p for p in matrices if p.requires_grad is trained] for trained in (False, True))
         storages, q = {_storage(p) for p in frozen}, self.groups.tensor.q
@@ -324,7 +332,7 @@ class _Trace:
             torch.autograd.backward(ends, [torch.empty_like(each) for each in ends])
 
     def _loss(self, forms: Forms, labels: Any) -> Costs:
-        """Run the loss, and count its collectives and the output that it is computed from."""
+        """Run the loss, and count its collectives and the elements of the model's output."""
         try:
             loss_fn: Loss = self.model.loss(self.groups)
             outputs = [empty(form).requires_grad_(form[0].is_floating_point) for form in forms]
@@ -340,7 +348,11 @@ class _Trace:
 
 
 def _likeness(module: nn.Module) -> object:
-    """Return a layer's classes, their plain attributes without its number, and the shapes of all tensors."""
+    """Return a key that is equal for layers that are built alike.
+
+    It has the classes of all submodules, their plain attributes except the layer's number, and the shapes of all
+    parameters and buffers.
+    """
     return tuple(
         (
             name,
@@ -358,7 +370,7 @@ def _counts(key: str) -> bool:
 
 
 def _plain(value: object) -> object:
-    """Return a value that can be compared, such as a convolution's stride; for other values, their class."""
+    """Return a value that can be compared, such as a convolution's stride; for other objects, their class."""
     if isinstance(value, tuple | list):
         return tuple(map(_plain, value))
     return value if isinstance(value, bool | int | float | str | type(None) | torch.dtype) else type(value)
@@ -372,7 +384,7 @@ def _function(forward: Any) -> object:
 
 
 def _entering(tensors: Sequence[Tensor]) -> Any:
-    """Return what travels between layers in the form that a layer takes."""
+    """Return a layer's input: a single tensor, or a tuple of several."""
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
@@ -385,7 +397,7 @@ def _storage(x: Tensor) -> int:
 
 
 def _traffic(calls: list[Call], element_bytes: int) -> Traffic:
-    """Return the traffic noted since the last call, in elements of the model's type."""
+    """Return the recorded traffic in elements of the model's dtype, and clear `calls`."""
     elements: dict[tuple[str, str], float] = {}
     number: dict[tuple[str, str], float] = {}
     for call in calls:

@@ -1,14 +1,16 @@
 """Activation memory of a pipeline rank, in bytes: micro-batches waiting for their backward, the running layer, logits.
 
-After its forward on a stage, a micro-batch waits for its backward and holds what its layers saved
-(`dslpar.costs.memory`). If the backward is split, it then waits for W and holds the operands of each weight's
-gradient: the input of every product and the gradient of its output. The schedule decides how many micro-batches wait
-at once (`fullest`).
+After its forward on a stage, a micro-batch waits for its backward and holds the tensors that its layers saved
+(`dslpar.costs.memory`). The schedule (`dslpar.layout.schedule`) may split the backward into B, for the gradients of
+inputs, and W, for those of weights. Then the micro-batch holds the operands of each weight's gradient from B to W: the
+input of every product and the gradient of its output. The schedule decides how many micro-batches wait at once
+(`fullest`).
 
-With full recomputation a group of layers keeps only the input of its first layer, and one group at a time holds
-everything. A stage keeps what it received until its backward has made the gradient, and keeps what it sent. The memory
-is the sum over a layer's saved tensors times the micro-batches in flight: 34 s b h + 5 a s^2 b bytes per layer without
-fused attention (Korthikanti et al., arXiv 2205.05198).
+With full recomputation a group of layers keeps only the input of its first layer. Its other tensors are recomputed for
+one group at a time. A stage keeps the activation that it received until its backward has made the gradient, and also
+keeps the activation that it sent. Memory is the sum of a layer's saved tensors times the micro-batches in flight.
+Without fused attention, a layer saves 34 s b h + 5 a s^2 b bytes (Korthikanti et al., arXiv 2205.05198; s sequence
+length, b micro-batch size, h hidden size, a heads).
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ class Activations(NamedTuple):
     first: float
     """Saved by one micro-batch on all of the rank's stages."""
     working: float
-    """Needed besides by the running layer: gradients inside it, and all of a group that is recomputed."""
+    """Temporaries of the running layer: gradients inside it, and all tensors of a group that is recomputed."""
     logits: float
-    """Logits and everything made from them, while the loss's backward runs."""
+    """Logits and all tensors made from them, while the loss's backward runs."""
     output: float
-    """Part of `logits` that is kept until the next micro-batch has its own."""
+    """The bytes of `logits` that stay until the next micro-batch has replaced them."""
 
 
 def activations(workload: Workload, pipe_rank: int) -> Activations:
@@ -57,9 +59,10 @@ def activations(workload: Workload, pipe_rank: int) -> Activations:
 
 
 def fullest(schedule: Schedule, rank: int, waiting: Sequence[float], deferred: Sequence[float]) -> float:
-    """Return the most that a rank holds at once, given what one micro-batch holds on each of its stages.
+    """Return the most bytes that a rank holds at once, given the bytes that one micro-batch holds per stage.
 
-    `waiting` is held from the forward to B, `deferred` from B to W if the backward is split.
+    `waiting` has, for each stage of the rank, the bytes from the forward to B. `deferred` has the bytes from B to W, if
+    the backward is split.
 
         >>> fullest(Schedule(Chunks(pipe=4), num_micro_batches=8), 0, [1.0], [0.0])
         4.0
@@ -67,7 +70,7 @@ def fullest(schedule: Schedule, rank: int, waiting: Sequence[float], deferred: S
     num = schedule.chunks.num
     if num == 1 and not schedule.split:  # only whole micro-batches wait, all alike
         return waiting[0] * schedule.held(rank).total
-    # A step of more than three rounds only repeats its middle.
+    # A round is `pipe` micro-batches. Steps of more than three rounds repeat the middle round, so three are enough.
     count = min(schedule.num_micro_batches, 3 * schedule.chunks.pipe)
     change = [0.0] * (3 * num)
     for index, (size, put_off) in enumerate(zip(waiting, deferred, strict=True)):
@@ -78,7 +81,7 @@ def fullest(schedule: Schedule, rank: int, waiting: Sequence[float], deferred: S
 
 @lru_cache(maxsize=4096)
 def _changes(chunks: Chunks, count: int, split: bool, rank: int) -> tuple[int, ...]:
-    """Return a rank's actions as indices into the list of changes: F of each of its stages, then B, then W."""
+    """Return a rank's actions in order, as indices into a list that has F of each of its stages, then B, then W."""
     kinds = {"F": 0, "B": chunks.num, "W": 2 * chunks.num}
     return tuple(kinds[kind] + stage // chunks.pipe for kind, stage, _ in Schedule(chunks, count, split).order(rank))
 
@@ -90,19 +93,21 @@ class _Parts(NamedTuple):
     """Bytes that one micro-batch holds in each part of a model, whichever stage it is on."""
 
     boundary: float
+    """The activation between two layers."""
     layer: float
     last: float
-    """Saved by a layer and by the head."""
+    """Saved by a layer, and by the head with its norm."""
     deferred_layer: float
     deferred_last: float
-    """Kept from B to W by a layer and by the head."""
+    """Kept from B to W by a layer, and by the head with its norm."""
     working: float
     logits: float
     output: float
+    """As in `Activations`."""
 
 
 def _parts(workload: Workload) -> _Parts:
-    """Return the parts, cached with the costs: many pipelines and ZeRO stages share them."""
+    """Return the bytes per part, cached in the model's costs because many pipelines and ZeRO stages share them."""
     habits = workload.habits
     again = workload.recompute, min(workload.interval, max(workload.counts)), workload.mlp_chunks
     of_habits = habits.fused_attention, habits.fused_norms, habits.logit_bytes
@@ -150,11 +155,11 @@ def _saved(workload: Workload, of_parts: _Parts, stage: int) -> float:
 def _inputs(workload: Workload, boundary: float, num_layers: int) -> float:
     """Return the bytes kept for recomputed layers: the inputs of their groups."""
     total = -(-num_layers // workload.interval) * boundary
-    return min(total, boundary) if workload.offloads_inputs else total  # on the device: only the one being copied
+    return min(total, boundary) if workload.offloads_inputs else total  # offloaded: one input, in transit, is left
 
 
 def _saved_by_units(workload: Workload, boundary: float, stage: int) -> float:
-    """Return the bytes saved by a stage's layers if layers differ and some may not be recomputed."""
+    """Return the bytes that the layers of a stage save in a traced model, where some layers may not be recomputable."""
     costs, begin = workload.costs, sum(workload.counts[:stage])
     end, recomputes = begin + workload.counts[stage], workload.recompute == "full"
     units = zip(costs.units[begin:end], costs.recomputable[begin:end], strict=True)
@@ -164,14 +169,14 @@ def _saved_by_units(workload: Workload, boundary: float, stage: int) -> float:
 
 
 def _of_layer(workload: Workload, layer: Costs) -> float:
-    """Return the bytes that a layer saves of a micro-batch, with dropout masks and with unfused attention's scores.
+    """Return the bytes that a layer saves for a micro-batch, including dropout masks and unfused attention's scores.
 
-    A part that runs in chunks of tokens saves its input alone: the rest exists for one chunk at a time.
+    With `mlp_chunks` the MLP saves only its input. Its other tensors exist for one chunk of tokens at a time.
     """
     total = _bytes(workload, layer) - 2 * _result_of_norm(workload)
     if _mlp_chunks(workload) > 1:
         total -= _saved_by_mlp(workload)
-    dropout = not workload.costs.units and getattr(workload.model, "dropout", 0.0) > 0  # a trace counts it itself
+    dropout = not workload.costs.units and getattr(workload.model, "dropout", 0.0) > 0  # traced costs include the masks
     if dropout:
         total += 2 * float(workload.costs.boundary)  # two masks of one byte per element
     if not workload.habits.fused_attention:
@@ -183,9 +188,10 @@ def _of_layer(workload: Workload, layer: Costs) -> float:
 
 
 def _result_of_norm(workload: Workload) -> float:
-    """Return the bytes of a norm's result that `dslpar.costs.memory` counts but a fused kernel does not keep.
+    """Return the bytes of RMSNorm's saved result, which `dslpar.costs.memory` counts but a fused kernel does not save.
 
-    torch's RMSNorm on a CPU keeps its result if features are whole. For other norms and for a traced model it is 0.
+    torch's RMSNorm saves its result on a CPU, and runs only if no axis shards the features. The function returns 0 in
+    all other cases: for other norms, for sharded features, for a traced model, and without fused norms.
     """
     tensor = workload.mesh.tensor
     if workload.costs.units or not workload.habits.fused_norms or getattr(workload.model, "norm", "") != "rmsnorm":
@@ -199,7 +205,7 @@ def _mlp_chunks(workload: Workload) -> int:
 
 
 def _saved_by_mlp(workload: Workload) -> float:
-    """Return the bytes that the second norm and the MLP save, without their input."""
+    """Return the bytes that a layer's second norm and MLP save, without the norm's input."""
     costs = workload.costs
     of_mlp = _bytes(workload, costs.mlp_part) - _result_of_norm(workload)
     return of_mlp - workload.element_bytes * float(costs.boundary) if of_mlp > 0 else 0.0
@@ -215,7 +221,7 @@ def _bytes(workload: Workload, part: Costs) -> float:
 
 
 def _deferred(workload: Workload, of_parts: _Parts, stage: int) -> float:
-    """Return the bytes that a micro-batch keeps on a stage from B to W: the operands of each weight's gradient."""
+    """Return the bytes that a micro-batch keeps on a stage from B to W: the operands of its weights' gradients."""
     total = workload.counts[stage] * of_parts.deferred_layer
     if workload.costs.units:
         size = workload.element_bytes
@@ -224,26 +230,27 @@ def _deferred(workload: Workload, of_parts: _Parts, stage: int) -> float:
 
 
 def _operands(workload: Workload, part: Costs) -> float:
-    """Return the elements kept from B to W: inputs as the backward keeps them, and output gradients as panels.
+    """Return the elements that a part keeps from B to W: inputs of products, and gradients of their outputs.
 
-    Frozen weights and the adapters beside them defer nothing.
+    Inputs are gathered panels or stored shards, depending on the setting `keep`. Gradients of outputs are panels.
+    Frozen weights and their adapters keep nothing from B to W.
     """
     tensor, total = workload.mesh.tensor, 0.0
     for index, (rows, depth, columns) in enumerate(part.work.products):
         pieces = 1
-        if tensor.keep not in ("x", "both"):  # kept as stored; inward and outward products alternate
+        if tensor.keep not in ("x", "both"):  # inputs are stored shards; inward and outward products alternate
             pieces = tensor.z if index % 2 else (tensor.y if tensor.residual != "replicated" else 1)
         total += rows * (depth / pieces + columns)
     return total
 
 
 def _logits(workload: Workload) -> tuple[float, float]:
-    """Return the bytes of logits while the loss's backward runs, and the bytes that are kept after it.
+    """Return the bytes of logits while the loss's backward runs, and the bytes that stay after it.
 
-    The softmax is in float32; the gradient is made from it in the logits' type (`dslpar.layers.loss`). Without a
-    pipeline the caller holds the logits until the next micro-batch gives others. With the loss in chunks of tokens, a
-    chunk's logits are computed again for its backward and nobody keeps them. After the loss's backward, the head's
-    backward holds the logits' gradient and, if its weight is sharded, the weight's panel and the gradient's panel.
+    The softmax is in float32, and the logits' gradient is in the logits' dtype (`dslpar.layers.loss`). Without a
+    pipeline the caller holds the logits until the next micro-batch replaces them. With `loss_chunks` a chunk's logits
+    are recomputed for its backward, and no logits stay. After the loss's backward comes the head's backward. It holds
+    the logits' gradient and, if the head's weight is sharded over q, the gathered weight and its gradient.
     """
     costs, size = workload.costs, workload.element_bytes
     elements = float(costs.logits)
@@ -258,13 +265,16 @@ def _logits(workload: Workload) -> tuple[float, float]:
 
 
 def _working(workload: Workload) -> float:
-    """Return the bytes that a layer's backward needs besides what is saved.
+    """Return the bytes that a layer's backward needs in addition to saved tensors.
 
-    Two moments are compared. At the widest product it needs the gradient of the product's output, the tensors from
-    which the activation's gradient is made, and the gradient of the product's input. In attention, after the MLP's
-    saved tensors are freed, it needs the residual's gradient and what `dslpar.costs.memory.attention_working`
-    counts. A recomputed group of layers holds all that its layers save, except its input, which was kept. With a
-    pipeline, one message in each direction is in flight.
+    The sum has four parts:
+
+    1. Temporaries, the larger of two moments. At the widest product: two tensors of the size of its output and two of
+       its input, for gradients and the activation function. In attention: the residual's gradient and the temporaries
+       that `dslpar.costs.memory.attention_working` counts, less the MLP's saved tensors, which are freed by then.
+    2. Weights that are gathered over q.
+    3. With recomputation, the tensors that a group of layers saves, except its input, which was kept all the time.
+    4. With a pipeline, one message in each direction.
     """
     costs, size, chunks = workload.costs, workload.element_bytes, _mlp_chunks(workload)
     of_mlp = _saved_by_mlp(workload)
@@ -286,10 +296,10 @@ def _working(workload: Workload) -> float:
 
 
 def _weight_panels(workload: Workload) -> float:
-    """Return the elements of weights gathered over q: for the running product, and prefetched for the next one.
+    """Return the elements of weights that are gathered over q: the running product's, and a prefetched one if any.
 
-    Both are sized by a layer's widest product. A gradient that waits for its reduction takes the place of one of them
-    (`dslpar.layers.weight_prefetch`).
+    Each counts as large as the widest weight of a layer. A gradient that waits for its reduction takes the place of a
+    gathered weight (`dslpar.layers.weight_prefetch`).
     """
     return (2 if _prefetches(workload) else 1) * _widest_panel(workload, workload.costs.layer)
 

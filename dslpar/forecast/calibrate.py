@@ -1,14 +1,14 @@
-"""Calibration: fit the constants of the time forecast to measured steps.
+"""Calibration: fit the constants of the time forecast (`dslpar.forecast.constants`) to measured steps.
 
     runs = [Run(terms_of(workload, device, nodes), step_s), ...]
     calibration = calibrate(runs)
     calibration.constants, calibration.error
 
-The fit minimizes the mean Huber loss of log(forecast / measured), so that a run that stalled counts but does not
-dominate. Gauss-Newton steps with Levenberg's damping move the constants in log space, within bounds. Each step
-evaluates all runs once per constant, and the fit takes a handful of steps. A dozen runs cannot determine two dozen
-constants: a prior keeps the constants that the runs do not determine near their start. It weighs like `PRIOR_RUNS`
-runs that contradict a change.
+The fit minimizes the mean Huber loss of log(forecast / measured), so that a stalled run does not dominate. Gauss-Newton
+steps with Levenberg's damping move the constants in log space, within bounds. Each step evaluates all runs once per
+constant, and the fit takes a handful of steps. A dozen runs cannot determine two dozen constants. A prior therefore
+keeps constants that the runs do not determine near their start value. The prior weighs as much as `PRIOR_RUNS` runs
+that contradict a change.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from dslpar.forecast.constants import BOUNDS, DEFAULT, ERROR, Constants, Error
 from dslpar.forecast.step_time import Terms, time_of
 
 HUBER = 0.05
-"""Threshold on the logarithm of a ratio: a larger error counts by its size and not by its square. Forecasts of most
-steps err by about this much. A run with a larger error was often disturbed, and should not move the constants."""
+"""Huber threshold on |log(forecast / measured)|: above it, an error counts linearly and not by its square. Most
+forecasts err by about this much. A run with a larger error was often disturbed, and should not move the constants."""
 PRIOR_RUNS = 0.2
-"""Weight of the prior, in runs: a change by a factor e costs as much as an error of 100 % in so many runs."""
+"""Weight of the prior, in runs: the penalty is this number times the sum of squared changes in log space."""
 MOST_STEPS = 25
+"""The most Gauss-Newton steps of a fit."""
 STEP = 0.02
-"""Step by which a constant is varied to measure its effect, in log space."""
+"""Change of a constant for a numerical derivative, in log space."""
 LONGEST_STEP = 0.7
+"""The most that a Gauss-Newton step changes a constant, in log space."""
 FEWEST_HELD_OUT = 3
-"""The fewest runs of which one can be held out."""
+"""The fewest runs for cross-validation."""
 CONVERGED = 1e-5
 """The fit ends when a step reduces the loss by less than this share."""
 
@@ -40,8 +42,11 @@ class Run(NamedTuple):
     """A measured step."""
 
     terms: Terms
+    """The constant-free inputs of the forecast of this step."""
     step_s: float
+    """Measured seconds."""
     weight: float = 1.0
+    """Weight in the fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +90,10 @@ def calibrate(
     names: Sequence[str] = tuple(BOUNDS),
     prior_runs: float = PRIOR_RUNS,
 ) -> Calibration:
-    """Fit the named constants to runs, from a start; other constants keep their start value."""
+    """Fit the constants in `names` to runs; the fit begins at `start`, where other constants stay.
+
+    `prior_runs` is the weight of the prior (see `PRIOR_RUNS`).
+    """
     total = sum(run.weight for run in runs)
     fit = _Fit(runs, [run.weight / total for run in runs], start, names, prior_runs / total)
     point = fit.origin
@@ -110,7 +118,8 @@ def calibrate(
 def held_out_error(runs: Sequence[Run], folds: int = 10) -> Error:
     """Return the cross-validated error: each fold is forecast with constants fitted to the other folds.
 
-    With fewer than three runs nothing can be held out, and the error of the defaults is returned.
+    Fewer than three runs are too few for cross-validation. Then the function returns the error of the default
+    constants.
     """
     folds = min(folds, len(runs))
     if folds < FEWEST_HELD_OUT:
@@ -123,13 +132,16 @@ def held_out_error(runs: Sequence[Run], folds: int = 10) -> Error:
 
 
 class _Fit(NamedTuple):
-    """Runs with their shares of the loss, and the names of the free constants; a point holds their logarithms."""
+    """A fit's fixed data. A *point* is a list of the logarithms of the free constants, in the order of `names`."""
 
     runs: Sequence[Run]
     shares: Sequence[float]
+    """Weight of each run in the loss; the sum is 1."""
     start: Constants
     names: Sequence[str]
+    """Names of the free constants."""
     prior: float
+    """Weight of the prior in the loss."""
 
     @property
     def origin(self) -> list[float]:
@@ -152,13 +164,13 @@ class _Fit(NamedTuple):
     def normal_equations(
         self, residuals: Sequence[float], point: Sequence[float]
     ) -> tuple[list[list[float]], list[float]]:
-        """Return the matrix and the slope of the loss's quadratic form around a point."""
+        """Return the Gauss-Newton matrix and the gradient of the loss at a point."""
         columns = []
         for index, name in enumerate(self.names):
             by = STEP if point[index] + STEP <= log(BOUNDS[name][1]) else -STEP
             varied = self.residuals([*point[:index], point[index] + by, *point[index + 1 :]])
             columns.append([(after - before) / by for after, before in zip(varied, residuals, strict=True)])
-        # A Huber loss is a sum of squares in which each error is weighted by how far out it is.
+        # A Huber loss is a sum of squares in which an error above the threshold has a smaller weight.
         weights = [share / max(HUBER, abs(error)) for share, error in zip(self.shares, residuals, strict=True)]
         weighted = [[w * each for w, each in zip(weights, column, strict=True)] for column in columns]
         matrix = [[_dot(one, other) for other in columns] for one in weighted]
@@ -171,7 +183,7 @@ class _Fit(NamedTuple):
     def step(
         self, matrix: Sequence[Sequence[float]], slope: Sequence[float], point: Sequence[float], damping: float
     ) -> list[float]:
-        """Return the minimum of the quadratic form, near the point and within bounds."""
+        """Return the next point: the damped Gauss-Newton step, limited in length and to the bounds."""
         bounds = [(log(BOUNDS[name][0]), log(BOUNDS[name][1])) for name in self.names]
         free = [
             index

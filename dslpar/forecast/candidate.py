@@ -1,11 +1,11 @@
-"""Candidate layouts of a config's model on its ranks, as settings; and the overrides between two of them.
+"""Candidate layouts of a job: their settings, their workloads, and the overrides that turn the config into a candidate.
 
-    candidate = candidate_of(job)                     # what the config says now
-    Workloads(job).workload(candidate)                # what it costs is asked of that
-    overrides(job, other)                             # the words that turn the config into it: ["zero.stage=2"]
+    candidate = candidate_of(job)                     # the config's own layout
+    Workloads(job).workload(candidate)                # input of a memory and time forecast
+    overrides(job, other)                             # overrides that turn the config into `other`: ["zero.stage=2"]
 
-Overrides are command-line words, as `dslpar lint CFG key=value` takes them. All candidates have the same global batch,
-so the maths is the same.
+Overrides are words of the command line, as in `dslpar lint CFG key=value`. All candidates have the config's global
+batch, so training gives the same results.
 """
 
 from __future__ import annotations
@@ -32,17 +32,21 @@ class Candidate(NamedTuple):
     """One layout, as settings of a config."""
 
     pipe: int
+    """Pipeline ranks."""
     chunks: int
+    """Stages per pipeline rank."""
     split: bool
-    """True if the schedule is 'zero_bubble'."""
+    """True if the schedule is 'zero_bubble', which splits the backward."""
     tensor: TensorParallel
-    """Size 1 without a mode means no tensor parallelism."""
+    """`NO_TENSOR` (size 1, no mode) means no tensor parallelism."""
     context: ContextParallel | None
-    """None means no context parallelism; its size is never 1."""
+    """None means no context parallelism. Otherwise the size is above 1."""
     zero: int
+    """ZeRO stage."""
     micro_size: int
+    """Samples per micro-batch of one data rank."""
     interval: int
-    """Layers that are recomputed together; 0: no recomputation."""
+    """Layers that activation checkpointing recomputes together; 0 means no recomputation."""
 
     @property
     def schedule_type(self) -> str:
@@ -102,10 +106,11 @@ def candidate_of(job: Job) -> Candidate:
 
 
 class Alike:
-    """Workloads of one layout, which differ only in micro-batch size, recomputation and whether the backward is split.
+    """Workloads that differ only in micro-batch size, in recomputation, and in splitting the backward or not.
 
-    `samples` is the number per step and replica. `costs` maps micro-batch sizes to costs of the layout's cuboid;
-    other layouts of the same cuboid share it.
+    They share mesh, pipeline partition and ZeRO stage. `samples` is the number of samples per step and replica. `costs`
+    maps micro-batch sizes to the model's costs; all layouts with the same cuboid share this dict. `find_costs` computes
+    missing costs.
     """
 
     def __init__(
@@ -114,22 +119,22 @@ class Alike:
         self._layout, self._samples, self._costs, self._find_costs = layout, samples, costs, find_costs
 
     def costs_of(self, micro_size: int) -> ModelCosts | None:
-        """Return the model's cost on a rank for a micro-batch."""
+        """Return the model's costs on a rank for a micro-batch; None if they are unknown."""
         if micro_size not in self._costs:
             self._costs[micro_size] = self._find_costs(self._layout.mesh.tensor, micro_size)
         return self._costs[micro_size]
 
     def layers_on_ranks(self, costs: ModelCosts) -> tuple[float, ...]:
-        """Return `Workload.layers_on_ranks` of the layout."""
+        """Return how many times each pipeline rank computes `costs.layer` (see `Workload.layers_on_ranks`)."""
         return layers_on_ranks(costs, self._layout.counts, self._layout.mesh.pipe)
 
     def schedule(self, candidate: Candidate) -> Schedule:
-        """Return the schedule of a candidate of the layout."""
+        """Return the schedule of a candidate."""
         chunks = Chunks(candidate.pipe, candidate.chunks)
         return Schedule(chunks, self._samples // candidate.micro_size, candidate.split)
 
     def workload(self, candidate: Candidate) -> Workload:
-        """Return the workload of a candidate of the layout."""
+        """Return the workload of a candidate, which must have this object's mesh, partition and ZeRO stage."""
         return replace(
             self._layout,
             known_costs=self.costs_of(candidate.micro_size),
@@ -141,10 +146,10 @@ class Alike:
 
 
 class Workloads:
-    """Workloads of candidates for one job, with a cache for what several of them share.
+    """Workloads of candidates for one job, with caches for the parts that several candidates share.
 
-    `per_node`: devices per node, within which context parallelism may exchange heads; 0: unknown. `costs_of`
-    returns the model's costs if closed forms do not know them.
+    `per_node` is the number of devices per node, 0 if unknown. Context parallelism by heads (Ulysses) stays within a
+    node. `costs_of` returns the costs of a traced model; it is None for models whose costs have closed forms.
     """
 
     def __init__(self, job: Job, per_node: int = 0, costs_of: CostsOf | None = None) -> None:
@@ -166,7 +171,10 @@ class Workloads:
         return self._cuboids[key]
 
     def counts(self, candidate: Candidate) -> tuple[int, ...]:
-        """Return the layers on each stage: the config's for the config's own pipeline, else an automatic partition."""
+        """Return the number of layers on each stage.
+
+        A candidate with the config's own number of stages keeps the config's partition. Others get an automatic one.
+        """
         key = candidate.pipe, candidate.chunks
         if key not in self._counts:
             own = (self.own.pipe, self.own.chunks)
@@ -185,7 +193,9 @@ class Workloads:
         method = method_of(spec if is_of_libai(spec) else in_parallel, given).value
         chunks = Chunks(candidate.pipe, candidate.chunks)
         counts = auto_counts(model, method, chunks, self.job.seq_len)
-        if counts is None and units:  # weighed as the engine weighs built layers, except the classes of 'type:'
+        if (
+            counts is None and units
+        ):  # a traced model: partition by the traced weights, as the engine does when it builds
             return automatic(method, len(units), chunks, lambda _: [int(each.memory.weights) for each in units])
         return counts
 
@@ -194,7 +204,10 @@ class Workloads:
         return self.alike(candidate).workload(candidate)
 
     def alike(self, candidate: Candidate) -> Alike:
-        """Return the workloads of a candidate's layout; only the last layout is cached: group candidates by it."""
+        """Return the workloads that share a candidate's mesh, partition and ZeRO stage.
+
+        Only the last result is cached, so callers should group candidates by these settings.
+        """
         pipe, zero = candidate.pipe, candidate.zero
         key = candidate.tensor, candidate.context, pipe, candidate.chunks, zero
         if self._last is None or self._last[0] != key:
@@ -209,14 +222,14 @@ class Workloads:
         return self._last[1]
 
     def _habits_at(self, zero: int) -> Habits:
-        """Return how DeepSpeed and dslpar behave at a ZeRO stage."""
+        """Return the habits of DeepSpeed and dslpar at a ZeRO stage."""
         if zero not in self._habits:
             spec = self.job.spec
             self._habits[zero] = habits_of(replace(spec, zero=replace(spec.zero, stage=zero)))
         return self._habits[zero]
 
     def has_costs(self, cuboid: Tensor, micro_size: int) -> bool:
-        """Return whether the model's layers can be sharded so; always True unless the model was traced."""
+        """Return whether the model's layers can be sharded on this cuboid; always True unless the model was traced."""
         if not self._is_traced:
             return True
         known = self._costs.setdefault(cuboid, {})
@@ -229,20 +242,20 @@ class Workloads:
 
 
 def overrides(job: Job, candidate: Candidate, written: Mapping[str, str] = {}) -> list[str]:
-    """Return the overrides that turn the job's config into the candidate; empty if they agree already.
+    """Return the overrides that turn the job's config into the candidate; an empty list if it is the config's layout.
 
-    `written`: the author's names for keys (`Reading.written`).
+    `written` maps keys to the names that the config's author used for them (`Reading.written`).
     """
     return [f"{written.get(key, key)}={value}" for key, value in settings(job, candidate).items()]
 
 
 def settings(job: Job, candidate: Candidate) -> dict[str, str]:
-    """Return the keys to set and their values as text."""
+    """Return the keys that the candidate sets differently from the config, with their values as text."""
     return layout_settings(job, candidate) | _batch_settings(job, candidate)
 
 
 def layout_settings(job: Job, candidate: Candidate) -> dict[str, str]:
-    """Return the settings except those of the batch."""
+    """Return the differing settings except those of the batch."""
     own, spec = candidate_of(job), job.spec
     found: dict[str, str] = {}
     if candidate.zero != own.zero:
@@ -261,7 +274,10 @@ def layout_settings(job: Job, candidate: Candidate) -> dict[str, str]:
 
 
 def _recompute_settings(spec: Spec, interval: int) -> dict[str, str]:
-    """Return the setting of the interval; the section's other options stay unless recomputation is switched off."""
+    """Return the setting of the recomputation interval.
+
+    Other options of the section, such as offloading, stay unless recomputation is switched off.
+    """
     checkpoint = spec.activation_checkpoint
     has_options = checkpoint is not None and (checkpoint.offload or checkpoint.mlp_chunks > 1)
     if not interval or not has_options:
@@ -275,7 +291,7 @@ def _replicas(job: Job, candidate: Candidate) -> int:
 
 
 def _data_settings(job: Job, candidate: Candidate) -> dict[str, str]:
-    """Return settings that unset the number of replicas if the config states it and the candidate changes it."""
+    """Unset the data-parallel size if the config states it and the candidate has another one."""
     spec = job.spec
     if _replicas(job, candidate) == job.mesh.data:
         return {}
@@ -283,7 +299,7 @@ def _data_settings(job: Job, candidate: Candidate) -> dict[str, str]:
 
 
 def _pipeline_settings(spec: Spec, own: Candidate, candidate: Candidate) -> dict[str, str]:
-    """Return the pipeline's size, and unset the layers that the config lists for other stages."""
+    """Set the pipeline's size, and unset the config's list of layers per stage, which fits only the old size."""
     pipeline, size, keys = pipeline_of(spec), str(candidate.pipe), keys_of(spec)
     lists_layers = pipeline is not None and (pipeline.stage_ids is not None or pipeline.counts is not None)
     if is_of_libai(spec):
@@ -307,7 +323,7 @@ def _tensor_settings(spec: Spec, own: TensorParallel, other: TensorParallel) -> 
 
 
 def _context_settings(own: ContextParallel | None, other: ContextParallel | None) -> dict[str, str]:
-    """Return the keys that differ if the config has a dict, which holds more than a size; else the whole section."""
+    """Set single keys if the config's section has options besides its size; otherwise set the whole section."""
     if other is None:
         return {"parallel.context": "None"}
     if own is None or (own.impl is None and own.ulysses_size is None):
@@ -316,7 +332,7 @@ def _context_settings(own: ContextParallel | None, other: ContextParallel | None
 
 
 def _whole(section: TensorParallel | ContextParallel) -> str:
-    """Return a section as text for a config: in double quotes, because the shell word is in single quotes."""
+    """Return a section as config text. Strings have double quotes, because the shell puts the word in single quotes."""
     given = {item.name: getattr(section, item.name) for item in fields(section)}
     shown = [
         f'{name}="{value}"' if isinstance(value, str) else f"{name}={value!r}"
@@ -336,7 +352,7 @@ def _schedule_settings(spec: Spec, candidate: Candidate) -> dict[str, str]:
 
 
 def _batch_settings(job: Job, candidate: Candidate) -> dict[str, str]:
-    """Return the fewest batch sizes to set so that the global batch stays the same."""
+    """Return the smallest set of batch keys that gives the candidate's micro-batch and keeps the global batch."""
     spec, cuboid = job.spec, cuboid_in(job, candidate.tensor, candidate.context)
     data = _replicas(job, candidate)
     whole, micro = job.batch.global_size, candidate.micro_size
@@ -349,7 +365,7 @@ def _batch_settings(job: Job, candidate: Candidate) -> dict[str, str]:
         changed = {name: getattr(wanted, name) for name in names}
         if batch_of(replace(given, **changed), Sizes(data, cuboid)) == wanted:
             return {keys[name]: str(size) for name, size in changed.items()}
-    raise AssertionError("three sizes say what the batch is")
+    raise AssertionError("global size, micro size and accumulation determine the batch")
 
 
 _FEWEST_FIRST = (
@@ -361,7 +377,7 @@ _FEWEST_FIRST = (
     ("global_size", "micro_size"),
     ("global_size", "micro_size", "accumulation"),
 )
-"""Combinations of batch sizes to try, the fewest first."""
+"""Combinations of batch sizes to set, the smallest first."""
 
 
 def _literal(value: object) -> str:

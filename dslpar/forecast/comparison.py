@@ -1,4 +1,4 @@
-"""Compare a layout's traffic and memory with 1d on as many ranks, for `dslpar show` and the linter.
+"""Compare a layout's traffic and memory with mode 1d on as many tensor ranks, for `dslpar show` and the linter.
 
 >>> from dslpar.models.gpt.section import GPT
 >>> gpt2 = GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
@@ -24,7 +24,7 @@ from dslpar.schema.sections import Model
 
 
 class BreakEven(NamedTuple):
-    """Traffic of a layer in one mode against 1d on as many ranks, forward and backward."""
+    """Traffic and memory of a layer in one mode and in 1d on as many tensor ranks, forward and backward."""
 
     tokens: int
     """Tokens of the micro-batch."""
@@ -32,14 +32,19 @@ class BreakEven(NamedTuple):
     """Elements that a rank sends in this mode."""
     sent_in_1d: Fraction
     needed: int | None
-    """Tokens of the smallest micro-batch for which this mode sends less; None: it never does."""
+    """Tokens of the smallest micro-batch for which this mode sends less than 1d; None if it never sends less."""
     held: int
-    """Elements that a rank holds in this mode: the layer's weights, and what the micro-batch saves for the backward."""
+    """Elements that a rank holds in this mode: the layer's weights, and tensors saved for the backward."""
     held_in_1d: int
+    """Elements that a rank holds in 1d."""
 
 
 def break_even(model: Model, tensor: Tensor, tokens: int) -> BreakEven:
-    """Compare with 1d. Traffic is affine in the tokens: weights, which 1d never sends, and activations."""
+    """Compare a mode with 1d.
+
+    Traffic is affine in the tokens: a fixed part for weights, which 1d never sends, and a part per token for
+    activations.
+    """
     both = tensor, Tensor(y=tensor.size, mode="1d")
     line, reference = (_Line.of(model, each) for each in both)
     slope, fixed = reference.slope - line.slope, line.fixed - reference.fixed
@@ -51,7 +56,7 @@ def break_even(model: Model, tensor: Tensor, tokens: int) -> BreakEven:
 
 
 class _Line(NamedTuple):
-    """Elements that a layer sends, as a function of tokens."""
+    """Elements that a layer sends: `fixed` plus `slope` per token."""
 
     slope: Fraction
     fixed: Fraction
@@ -68,10 +73,10 @@ class _Line(NamedTuple):
 
 
 def by_context_form(job: Job, per_node: int = 0) -> dict[str, int]:
-    """Return what a layer's attention sends over the context-parallel axis, for each legal form.
+    """Return the elements that a layer's attention sends over the context-parallel axis, by legal form.
 
-    The unit is elements per rank and micro-batch, forward and backward. Empty without context parallelism, or if the
-    model's layers are not known.
+    Forms are ring, ulysses and hybrid. Elements are per rank and micro-batch, forward and backward. The dict is empty
+    without context parallelism, or if the model's layers are unknown.
     """
     spec, model = job.spec, job.spec.model
     heads, tokens = heads_of(model), job.batch.micro_size * job.seq_len
@@ -88,7 +93,7 @@ def by_context_form(job: Job, per_node: int = 0) -> dict[str, int]:
 
 
 _OF_ATTENTION = {(kind, axis) for kind in ("send", "all_to_all") for axis in ("d", "ulysses", "ring")}
-"""Messages and exchanges of attention; gradients of weights may be summed over d, and are left out."""
+"""Collectives of context-parallel attention. All-reduces of weights' gradients over d are not among them."""
 
 
 class Summary(NamedTuple):
@@ -97,19 +102,19 @@ class Summary(NamedTuple):
     tokens: int
     """Tokens of the micro-batch."""
     layer: dict[str, int]
-    """One transformer layer, by axis."""
+    """Elements of one transformer layer, by axis."""
     model: dict[str, int]
-    """All layers, embedding, head and loss, by axis."""
+    """Elements of all layers, embedding, head and loss, by axis."""
     break_even_tokens: int | None
-    """Tokens from which on a layer sends less than in 1d on as many ranks; None in 1d, or if it never does."""
+    """Tokens per micro-batch from which on a layer sends less than in 1d; None in 1d, or if it never sends less."""
     context: dict[str, int]
-    """Elements that a layer's attention would send, by legal form of context parallelism."""
+    """Elements that a layer's attention would send in each legal form of context parallelism (`by_context_form`)."""
 
 
 def summary(job: Job) -> Summary | None:
-    """Summarize a job; None without tensor parallelism, or if the model's layers are not known.
+    """Return the summary of a job; None without tensor parallelism, or if the model's layers are unknown.
 
-    Fractions of elements, from tensors that a ring cannot split evenly, are rounded up.
+    A tensor that its ranks cannot split evenly gives a fraction of an element, which is rounded up.
     """
     tensor, model = job.mesh.tensor, job.spec.model
     if tensor.size == 1 or not isinstance(model, Model):

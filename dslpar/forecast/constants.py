@@ -1,10 +1,11 @@
-"""Constants of the time forecast: how much of their peak devices, links and hosts reach; fitted, not looked up.
+"""Constants of the time forecast: the shares of their peak that devices and links reach, and the overhead of hosts.
 
-    constants, error = load("calibration.json")          # as `dslpar plan --calibrate` wrote it
+    constants, error = load("calibration.json")          # a file of `dslpar plan --calibrate`
     constants = replace(DEFAULT, nic_efficiency=0.3)     # a slower network
 
-The defaults are one set for all devices, frameworks and clusters, fitted to 2,000 published runs
-(`python -m benchmarks.forecast --fit`). They cannot know one cluster's hosts, network and kernels.
+The defaults are fitted to 2,000 published runs (`python -m benchmarks.forecast --fit`). One set serves all devices,
+frameworks and clusters, so it cannot reflect the hosts, network and kernels of your cluster. `dslpar plan --calibrate`
+fits the constants to your own runs.
 """
 
 from __future__ import annotations
@@ -14,62 +15,66 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 FORMAT = 2
-"""Version of a calibration file; in 1, launches of collectives were among those of a layer's kernels."""
+"""Version of the calibration file. Version 1 had no `collective_launch_s`: it was part of `layer_launch_s`."""
 MOST_ERROR = 10.0
+"""The largest error, as a share, that a calibration file may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Fitted constants of a step's time, besides sizes and data sheets."""
+    """Fitted constants of a step's time.
+
+    `dslpar.forecast.kernels` explains tiles, waves and depth of matrix products, and `dslpar.forecast.links` hops.
+    """
 
     product_efficiency: float = 0.7771
-    """Share of a device's peak that deep products of whole waves of tiles reach."""
+    """Share of a device's peak that a matrix product reaches if its depth is large and it fills all waves of tiles."""
     wide_products: float = 0.8546
-    """Factor on `product_efficiency` for devices with wide tiles (Hopper and later)."""
+    """Factor on `product_efficiency` for devices with tiles wider than 128 columns (Hopper and later)."""
     product_depth: float = 210.1
-    """Depth of a product, in elements, at which it reaches half of that share."""
+    """Depth of a product, in elements, at which it reaches half of `product_efficiency`."""
     misaligned_products: float = 1.681
     """Factor on the time of a product whose depth or columns are not a multiple of 64."""
     fused_attention: float = 0.3168
     """Share of a device's peak that fused attention reaches."""
     wide_attention: float = 0.5489
-    """Factor on `fused_attention` for devices with wide tiles."""
+    """Factor on `fused_attention` for devices with tiles wider than 128 columns."""
     plain_attention: float = 0.6088
-    """Share of a device's peak that attention's products reach if attention keeps its scores."""
+    """Share of a device's peak that the products of attention reach without a fused kernel."""
     elementwise_passes: float = 1.437
-    """Factor on the counted passes through memory of elements between products."""
+    """Factor on the time of elementwise operations, which is counted as bytes over the memory's bandwidth."""
     logit_bytes: float = 60.69
-    """Bytes through memory per logit, in the forward and backward of the loss."""
+    """Bytes that the loss reads and writes per logit, forward and backward."""
     layer_launch_s: float = 0.0005257
-    """Seconds that a host needs to launch the forward of a layer."""
+    """Seconds that a host needs to launch the kernels of a layer's forward."""
     backward_launch: float = 4.0
-    """Factor on `layer_launch_s` for a backward."""
+    """Factor on `layer_launch_s` for a layer's backward."""
     collective_launch_s: float = 4.837e-05
     """Seconds that a host needs to launch a collective of a layer."""
     tensor_launch: float = 0.004036
-    """Share by which a tensor group's further ranks in a node, squared, lengthen launches: the slowest host counts."""
+    """Lengthens launches by this share times (n - 1)^2 for n ranks of a tensor group in a node: the slowest counts."""
     blocking_launch: float = 1.334
-    """Share by which each doubling of a tensor group lengthens launches if the host waits for messages."""
+    """Lengthens launches by this share times log2(n) if the host waits for messages between stages (n as above)."""
     link_efficiency: float = 0.95
-    """Share of the links within a node that collectives reach."""
+    """Share of the bandwidth within a node that collectives reach."""
     nic_efficiency: float = 0.8008
-    """Share of a node's network cards that collectives reach."""
+    """Share of the bandwidth of a node's network cards that collectives reach."""
     nic_crowding: float = 0.0006898
-    """Share by which each further node slows the bytes of a collective."""
+    """Share by which each node after the first lengthens the transfer of a collective's bytes between nodes."""
     link_latency_s: float = 3.982e-05
     """Seconds per hop within a node."""
     nic_latency_s: float = 4.889e-05
     """Seconds per hop between nodes."""
     hop_s: float = 0.0002946
-    """Seconds that a message between stages takes besides its bytes."""
+    """Fixed seconds of a message between stages, in addition to the transfer of its bytes."""
     reduction_exposed: float = 0.06923
-    """Share of a gradient reduction that the backward above it does not hide."""
+    """Share of an overlapped gradient reduction that the backward does not hide."""
     weights_exposed: float = 1.0
-    """Share of ZeRO 2's and 3's traffic per micro-batch that is added to the time of the compute it runs under."""
+    """Share of the time of ZeRO 2's and 3's collectives per micro-batch that compute does not hide."""
     gather_passes: float = 11.22
-    """Factor on the gather of changed weights, over one collective of as many bytes."""
+    """Factor on the time of ZeRO 1's and 2's gather of updated weights, relative to one all-gather of the bytes."""
     optimizer_bytes: float = 17.95
-    """Bytes through memory per weight that a fused optimizer updates."""
+    """Bytes that a fused optimizer reads and writes per weight."""
     unfused_optimizer: float = 26.28
     """Factor on `optimizer_bytes` for an optimizer that is not fused."""
     step_s: float = 0.00127
@@ -104,25 +109,27 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "unfused_optimizer": (1, 40),
     "step_s": (0.1e-3, 1),
 }
-"""Bounds of each constant in a calibration, wider than anything that was measured."""
+"""Bounds of each constant in a calibration. They are wider than all measured values."""
 
 
 class Error(NamedTuple):
-    """Shares by which a forecast errs at most, on runs that its constants were not fitted to."""
+    """Quantiles of the relative error of forecast step times, on runs that the constants were not fitted to."""
 
     half: float
-    """In half of the cases."""
+    """The error is at most this share in half of the cases."""
     four_of_five: float
+    """In four of five cases."""
     nine_of_ten: float
+    """In nine of ten cases."""
 
 
 DEFAULT = Constants()
 ERROR = Error(half=0.046, four_of_five=0.106, nine_of_ten=0.155)
-"""Cross-validated error of constants for all software stacks (`python -m benchmarks.forecast`), each weighted alike."""
+"""Cross-validated error of the default constants (`python -m benchmarks.forecast`); all software stacks weigh alike."""
 
 
 def dump(constants: Constants, error: Error = ERROR, num_runs: int = 0) -> str:
-    """Return the text of a calibration file: constants, their errors, and the number of runs behind the errors."""
+    """Return the text of a calibration file: constants, errors, and the number of runs that they were fitted to."""
     values = {item.name: getattr(constants, item.name) for item in fields(constants)}
     whole = {"format": FORMAT, "num_runs": num_runs, "error": error._asdict(), "constants": values}
     import json  # most plans do not need a calibration
@@ -131,12 +138,12 @@ def dump(constants: Constants, error: Error = ERROR, num_runs: int = 0) -> str:
 
 
 def load(path: str) -> tuple[Constants, Error]:
-    """Read a calibration file; constants and errors that it leaves out keep their defaults.
+    """Read a calibration file; constants and errors that are missing in it keep their defaults.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not a calibration, has another format, or has a value that is unknown, not a number, or out
-            of bounds.
+        ValueError: the file is not a calibration or has another format. Or one of its values has an unknown name, is
+            not a number, or is out of bounds.
     """
     from dslpar.core.json_values import mapping, parse
 
@@ -152,7 +159,11 @@ def load(path: str) -> tuple[Constants, Error]:
 
 
 def _numbers(values: object, at: str, bounds: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Return a mapping's numbers, each known and within its bounds."""
+    """Return a mapping of names to numbers.
+
+    Raises:
+        ValueError: a name has no bounds, or its value is not a number within them.
+    """
     from dslpar.core.json_values import mapping
 
     found = {}

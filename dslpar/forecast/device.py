@@ -5,9 +5,10 @@
     >>> device_of_driver("NVIDIA A100-SXM4-80GB").name
     'a100-80g'
 
-Peaks are of dense products in bf16 (fp16 if a device has no bf16); links are of one direction. Sources:
-stas00/ml-engineering (compute/accelerator and network), cli99/llm-analysis, and vendors' data sheets. The share of its
-peak that a device reaches is not in this table but a constant of the forecast (`dslpar.forecast.constants`).
+Peaks are those of dense matrix products in bf16, or fp16 if a device has no bf16. Bandwidths of links count one
+direction. Sources: stas00/ml-engineering (compute/accelerator and network), cli99/llm-analysis, and vendors' data
+sheets. The share of its peak that a device reaches is a constant of the forecast (`dslpar.forecast.constants`), and not
+in this table.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ USABLE = 0.995
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One accelerator, in a node of several."""
+    """An accelerator, with the links of the node that it usually comes in."""
 
     name: str
     """Name in `--device` and `cluster.device`."""
@@ -37,9 +38,9 @@ class Device:
     hbm_gb_per_s: float
     """Bandwidth of the device's memory."""
     num_sms: int
-    """Multiprocessors (SMs or compute units), which work on tiles of a product."""
+    """Multiprocessors (SMs or compute units). Each computes one tile of a matrix product at a time."""
     tile: tuple[int, int]
-    """Rows and columns of a product's tile; a product's size is rounded up to whole tiles."""
+    """Rows and columns of a tile of a matrix product's result; the result is rounded up to whole tiles."""
     link_gb_per_s: float
     """Bandwidth to the other devices of its node: NVLink, xGMI, or PCIe."""
     per_node: int
@@ -47,7 +48,7 @@ class Device:
     nic_gb_per_s: float
     """Bandwidth from a usual node to the others, over all its network cards together."""
     driver: str = ""
-    """Pattern of the names that drivers give it."""
+    """Regular expression for the names that drivers report for the device."""
 
     @property
     def flops_per_s(self) -> float:
@@ -55,7 +56,7 @@ class Device:
         return self.tflops * 1e12
 
     def computing_in(self, dtype: str) -> Device:
-        """Return the device with its peak in that type."""
+        """Return the device with `tflops` set to its peak in `dtype`."""
         return replace(self, tflops=self.fp32_tflops) if dtype == "fp32" else self
 
     @property
@@ -117,18 +118,19 @@ _TABLE = (
     _device("mi325x-256g", (1307.4, 163.4), 256, 6.0, (304, _HOPPER), (448, 8, 400), r"\bMI325X\b"),
 )
 DEVICES: dict[str, Device] = {device.name: device for device in _TABLE}
-"""Devices by name. A name without a form means SXM; a device of an MI250X is one of its two dies."""
+"""Devices by name. A name without a form factor such as `-pcie` means SXM. One MI250X counts as two devices, its dies.
+"""
 
 
 class UnknownDeviceError(ValueError):
-    """The table has no device of that name; the message suggests names."""
+    """`DEVICES` has no device of the given name; the message suggests names."""
 
 
 def device_named(name: str) -> Device:
     """Return a device by its name.
 
     Raises:
-        UnknownDeviceError: it is not in the table.
+        UnknownDeviceError: `DEVICES` has no such name.
     """
     if name in DEVICES:
         return DEVICES[name]
@@ -136,7 +138,7 @@ def device_named(name: str) -> Device:
 
 
 def device_hint(name: str) -> str:
-    """Return a hint for a name that is not in the table: a name that begins with it or resembles it, else all names."""
+    """Return a hint for an unknown name: a device whose name begins with it or resembles it, else all names."""
     for beginning in (f"{name.lower()}-", name.lower()) if name else ():
         for each in DEVICES:
             if each.startswith(beginning):
@@ -145,7 +147,7 @@ def device_hint(name: str) -> str:
 
 
 def device_of_driver(name: str) -> Device | None:
-    """Return the device to which a driver gives this name; None if it is unknown, or only a part of a device."""
+    """Return the device for a name that a driver reports; None if it is unknown, or a part of a device (MIG, vGPU)."""
     if re.search(r"\bMIG\b|\bGRID\b|-\d+C$", name):
         return None
     return next((device for device in _TABLE if device.driver and re.search(device.driver, name)), None)

@@ -1,13 +1,19 @@
 """Kernel times of a layer on a device: products, attention and the operations between them.
 
-    layer = kernels_of(costs.layer.work, device, fused=True)     # of sizes and a data sheet alone
-    products_s(layer.forward, constants, wide_tiles=True)        # what a calibration says they take
+    layer = kernels_of(costs.layer.work, device, fused=True)     # needs only sizes and the device's data sheet
+    products_s(layer.forward, constants, wide_tiles=True)        # seconds with fitted constants
 
-A product takes its operations over the device's peak, times three losses: tiles at its edges and in its last wave that
-compute nothing; a depth too small to hide the loads of a tile; a depth or columns that are not a multiple of 64. It
-takes at least as long as its operands take through memory. NVIDIA's guide to matrix multiplication explains a GPU's
-efficiency by tiles and waves; the measured efficiencies in vTrain and Calculon show the effect of depth. Attention and
-the operations between products are one kind each: operations at a share of the peak, bytes at the memory's bandwidth.
+A matrix product [rows, depth] @ [depth, columns] takes its operations over the device's peak, lengthened by three
+losses:
+
+1. Tiles and waves. A GPU computes the result in tiles, and one tile per multiprocessor at a time (a wave). Tiles that
+   overlap the edge, and an incomplete last wave, compute nothing useful.
+2. A small depth does not hide the loads of a tile.
+3. A depth or a number of columns that is not a multiple of 64 is slower (misaligned).
+
+A product takes at least as long as its operands take through memory. NVIDIA's guide to matrix multiplication explains a
+GPU's efficiency by tiles and waves. The measured efficiencies in vTrain and Calculon show the effect of depth.
+Attention runs at a share of the peak, and elementwise operations at the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -21,52 +27,59 @@ from dslpar.forecast.constants import Constants
 from dslpar.forecast.device import Device
 
 KERNEL_S = 4e-6
-"""Seconds that any kernel takes from its start to its end."""
+"""Fixed seconds per product's kernel, in addition to compute."""
 MEMORY_SHARE = 0.85
 """Share of the memory's bandwidth that a product's loads and stores reach."""
 MANY_WAVES, LAST_WAVE = 6, 0.92
-"""With more than this many waves, other waves hide the empty tiles of the last one, up to this filled share."""
+"""With more than `MANY_WAVES` waves, at least the share `LAST_WAVE` of the tiles' elements counts as useful: the other
+waves hide the incomplete last one."""
 ALIGNED = 64
+"""Depth and columns of a fast product are multiples of this number."""
 SCORE_BYTES = 12
-"""Bytes read and written per score if attention keeps its scores: mask, softmax, dropout."""
+"""Bytes read and written per score in attention without a fused kernel: mask, softmax, dropout."""
 ODD_HEAD, ODDEST_HEAD = 1.15, 2.0
-"""Factors on attention that keeps its scores: for head sizes that are a multiple of 8 but not of 64, and for others."""
+"""Factors on the time of attention without a fused kernel. The first is for head sizes that are a multiple of 8 but not
+of 64, and the second for head sizes that are no multiple of 8."""
 
 
 class Kernel(NamedTuple):
-    """One product."""
+    """The kernel of one matrix product."""
 
     peak_s: float
-    """Seconds at the device's peak, including what tiles waste."""
+    """Seconds at the device's peak, including those of unused elements of tiles and waves."""
     shallow: float
     """1 / depth."""
     memory_s: float
-    """Seconds that its operands take through memory."""
+    """Seconds to read the operands and write the result at the memory's bandwidth."""
     misaligned: bool
-    """True if its depth or its columns are not a multiple of 64."""
+    """True if the depth or the number of columns is not a multiple of 64."""
 
 
 class Kernels(NamedTuple):
-    """Compute of a rank, in seconds before any constant of a calibration is applied."""
+    """Compute of one part of a model (a layer or the head) on a rank, as seconds at the peak of the data sheet.
+
+    `Constants` hold the shares of these peaks that devices reach.
+    """
 
     forward: tuple[Kernel, ...]
+    """Matrix products of the forward."""
     backward: tuple[Kernel, ...]
     """Two products per forward product, for the gradients of inputs and weights; one if the weight is frozen."""
     fused_s: float
-    """Fused attention, at the device's peak."""
+    """Fused attention's forward at the device's peak; 0 without a fused kernel."""
     scores_s: float
-    """Products of attention that keeps its scores, at the device's peak."""
+    """Matrix products of attention without a fused kernel, in the forward, at the device's peak; else 0."""
     scores_memory_s: float
-    """The scores that attention keeps, through memory."""
+    """Reads and writes of the scores without a fused kernel, at the memory's bandwidth; else 0."""
     elementwise_s: float
-    """All elements between products, through memory."""
+    """Reads and writes of elementwise operations, at the memory's bandwidth."""
     logits_s: float
-    """One byte of each logit, through memory."""
+    """One byte per logit, at the memory's bandwidth."""
 
 
 def kernels_of(work: Work, device: Device, *, fused: bool, element_bytes: int = 2) -> Kernels:
-    """Return the kernels of a layer, or of a head."""
-    per_s = device.flops_per_s  # of the compute type (`Device.computing_in`)
+    """Return the kernels of a part's work; `fused` is True if attention has a fused kernel."""
+    per_s = device.flops_per_s  # the caller has chosen the dtype's peak (`Device.computing_in`)
     memory_per_s = device.hbm_gb_per_s * 1e9
     moved_s = element_bytes / (memory_per_s * MEMORY_SHARE)
     tile, num_sms = device.tile, device.num_sms
@@ -101,7 +114,7 @@ def kernels_of(work: Work, device: Device, *, fused: bool, element_bytes: int = 
 
 
 def _filled(rows: float, columns: float, tile: tuple[int, int], num_sms: int) -> float:
-    """Return the share of its tiles' and waves' elements that a product of this size fills."""
+    """Return the useful share of the elements that a product's tiles and waves compute."""
     tile_rows, tile_columns = tile
     tiles = ceil(rows / tile_rows) * ceil(columns / tile_columns)
     waves = ceil(tiles / num_sms)
@@ -110,7 +123,7 @@ def _filled(rows: float, columns: float, tile: tuple[int, int], num_sms: int) ->
 
 
 def products_s(kernels: Sequence[Kernel], constants: Constants, wide_tiles: bool) -> float:
-    """Return the seconds that products take, one after the other."""
+    """Return the total seconds of products; `wide_tiles` is True for tiles wider than 128 columns (Hopper)."""
     efficiency, half_depth = constants.product_efficiency, constants.product_depth
     if wide_tiles:
         efficiency *= constants.wide_products
@@ -125,6 +138,6 @@ def products_s(kernels: Sequence[Kernel], constants: Constants, wide_tiles: bool
 
 
 def attention_s(kernels: Kernels, constants: Constants, wide_tiles: bool) -> float:
-    """Return the seconds of attention's forward, without the products around it."""
+    """Return the seconds of attention's forward, without the projections before and after it."""
     fused = constants.fused_attention * (constants.wide_attention if wide_tiles else 1.0)
     return kernels.fused_s / fused + kernels.scores_s / constants.plain_attention + kernels.scores_memory_s

@@ -1,14 +1,15 @@
-"""Links between ranks: times of collectives on the axes of a mesh, within a node and between nodes.
+"""Collective times on the axes of a mesh, over the links within a node and between nodes.
 
     >>> from dslpar.core.mesh import Tensor
     >>> mesh = Mesh(data=4, tensor=Tensor(y=4, mode="1d"))
     >>> group_of(mesh, Nodes(per_node=8, nic_gb_per_s=400), "data")
     Group(size=4, inner=2, share=0.25)
 
-A collective is a ring. It takes the bytes that a rank sends over the slowest of its links, plus a latency per hop.
-Groups of a node share its network cards, because they use them at the same time. Over many nodes latency dominates, not
-bandwidth, as nanotron's measurements show (256 MB over 2 to 64 nodes). The form is Hockney's. vTrain, Calculon and
-llm-analysis use it too, with other assumptions about the share of a node's cards that a group gets.
+A collective runs in a ring. Its time is the bytes that a rank sends over the bandwidth of the slowest link, plus a
+latency per hop. Groups that span nodes share the network cards of each node, because they communicate at the same time.
+Over many nodes latency dominates, not bandwidth, as nanotron's measurements show (256 MB over 2 to 64 nodes). This is
+Hockney's model. vTrain, Calculon and llm-analysis use it too, with other assumptions about a group's share of the
+network cards.
 """
 
 from __future__ import annotations
@@ -27,25 +28,26 @@ LEAVE_HOPS = 3
 
 
 class Nodes(NamedTuple):
-    """The machines of a job."""
+    """Sizes of a job's nodes (machines)."""
 
     per_node: int
     """Devices per node."""
     nic_gb_per_s: float
-    """Bandwidth from a node to the others in one direction, over all its network cards together."""
+    """Bandwidth in GB/s from one node to the others in one direction, over all its network cards."""
 
     @classmethod
     def usual(cls, device: Device) -> Nodes:
-        """Return the nodes that the device usually comes in."""
+        """Return the nodes in which the device is usually sold."""
         return cls(device.per_node, device.nic_gb_per_s)
 
 
 class Group(NamedTuple):
-    """Group of a collective, as links see it."""
+    """Ranks of a collective, and their places in nodes."""
 
     size: int
+    """Ranks of the group."""
     inner: int
-    """Ranks that share a node."""
+    """Ranks of the group in one node."""
     share: float
     """Share of the node's network cards that this group may use."""
 
@@ -56,9 +58,10 @@ class Group(NamedTuple):
 
 
 def group_of(mesh: Mesh, nodes: Nodes, *axes: str) -> Group:
-    """Return the group over some axes: `d q y z` by letter, `data` and `pipe`, or a part of d (`ulysses`, `ring`).
+    """Return the group over one axis or several.
 
-    The groups of all ranks are alike if sizes divide each other.
+    Axes are `d`, `q`, `y`, `z`, `data` and `pipe`, or a part of d (`ulysses`, `ring`). The result holds for the groups
+    of all ranks if the sizes of axes and nodes divide each other.
     """
     size = inner = 1
     per_node, tensor = nodes.per_node, mesh.tensor
@@ -77,21 +80,26 @@ def group_of(mesh: Mesh, nodes: Nodes, *axes: str) -> Group:
 
 
 class Transfer(NamedTuple):
-    """Collectives on one group, in seconds and hops before any constant is applied."""
+    """One collective or several on a group: seconds at the links' peak bandwidth, and hops.
+
+    `Constants` hold the shares of these peaks that collectives reach, and the latency of a hop.
+    """
 
     link_s: float
-    """Over the links within a node, at their peak."""
+    """Seconds over the links within a node at their peak bandwidth."""
     nic_s: float
-    """Over the group's share of the network cards, at their peak; 0 within a node."""
+    """Seconds over the group's share of the network cards at their peak bandwidth; 0 within a node."""
     nodes: float
-    """Nodes that the group spans besides the first."""
+    """Nodes of the group after the first."""
     link_hops: float
+    """Hops within a node."""
     nic_hops: float
+    """Hops between nodes."""
     calls: float
-    """Collectives that a host launches."""
+    """Number of collectives that the host launches."""
 
     def seconds(self, constants: Constants) -> float:
-        """Return how long the collectives take."""
+        """Return the seconds that the collectives take."""
         link_s, nic_s, nodes, link_hops, nic_hops, _ = self
         seconds = link_s / constants.link_efficiency
         if nic_s:
@@ -104,11 +112,12 @@ NO_TRANSFER = Transfer(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def transfer(kind: str, group: Group, device: Device, nodes: Nodes, sent_bytes: float, calls: float = 1.0) -> Transfer:
-    """Return `calls` collectives of a kind, in which a rank sends `sent_bytes` in all.
+    """Return the `Transfer` of `calls` collectives of a kind, in which a rank sends `sent_bytes` in all.
 
-    A ring takes a hop per other rank; NCCL's algorithms within a node take fewer. An all-reduce goes round twice, or up
-    and down a tree between nodes. A message takes one hop, over the card of the sending device. In an all-to-all the
-    part for other nodes leaves from each of the group's devices, not only from the last of a ring.
+    Hops within a node are log2(ranks), since NCCL's algorithms need fewer than a ring, and twice as many for an
+    all-reduce. Between nodes a ring has one hop per other rank, and an all-reduce goes up and down a tree. A message
+    (`send`) takes one hop, over the network card of the sending device. In an all-to-all each device sends to other
+    nodes over its own card, while in a ring only the last device of a node does.
     """
     size, inner, share = group
     if size == 1:

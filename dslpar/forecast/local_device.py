@@ -1,6 +1,6 @@
-"""Name the device of this machine from its driver's files, without starting a process or loading a library.
+"""Find the device of this machine in the NVIDIA driver's files, without starting a process or loading a library.
 
-Every lint calls it, so imports that only machines with a device need are inside the function.
+Every `dslpar lint` calls `local_device`. Imports that only machines with a device need are therefore inside it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NVIDIA = "/proc/driver/nvidia/gpus"
 
 
 def local_device() -> Device | None:
-    """Return the device of this machine; None if it has none, has different ones, or the table does not know it."""
+    """Return the device of this machine; None if it has no device, has different ones, or has an unknown one."""
     try:
         folders = os.listdir(NVIDIA)
     except OSError:
@@ -29,7 +29,7 @@ def local_device() -> Device | None:
 
 
 def _model(path: str) -> str | None:
-    """Return the device's name in a driver's file."""
+    """Return the device's name in a file of the driver; None if the file cannot be read or has no name."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.read(4096).splitlines()

@@ -1,4 +1,4 @@
-"""The machine that a job is planned for, from the command line, the config, the hostfile or this machine."""
+"""Determine the machine that a job is planned for from the command line, the config, the hostfile or this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class MachineError(ValueError):
-    """The machine or its calibration is unknown; the message names what to set."""
+    """The device is unknown or the calibration cannot be read; the message names the key or option to set."""
 
 
 def machine_of(
@@ -30,16 +30,17 @@ def machine_of(
 ) -> Machine:
     """Return the machine of a job: from the arguments, else the config, the hostfile, or this machine.
 
-    `calibration` is a file, relative to the working folder. Memory forecasts need none (`calibrated` False).
+    `calibration` is the path of a calibration file, relative to the working folder. With `calibrated` False it is not
+    read, because memory forecasts need no constants.
 
     Raises:
-        MachineError: the table has no device of that name; none is given and this machine has none that the table
-            knows; or the calibration cannot be read.
+        MachineError: the device's name is unknown; no name is given and this machine has no known device; or the
+            calibration cannot be read.
     """
     section = job.spec.cluster
     hosts = cluster.hosts if cluster is not None else ()
     name = device or section.device or (cluster.device if cluster is not None else None)
-    # If hosts differ, count with the smallest: groups then span the most nodes.
+    # If hosts have different numbers of devices, use the smallest: groups then span the most nodes.
     per_node = per_node or section.nodes_of or min((host.slots for host in hosts), default=None)
     try:
         found = device_named(name) if name else local_device()

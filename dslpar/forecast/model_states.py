@@ -1,4 +1,4 @@
-"""Model states of a rank in bytes, in closed form: weights, gradients, optimizer states and DeepSpeed's buffers.
+"""Model states of a rank in bytes, in closed form: weights, gradients, optimizer states and DeepSpeed's buckets.
 
     >>> from dslpar.forecast.workload import Buckets
     >>> made = Owner(elements=1e9, layer=(1e7, 1e7), num_layers=50, ends=(0.0, 0.0), replicas=8)
@@ -6,9 +6,11 @@
     >>> (held.weights, held.masters, held.optimizer, held.gradients) == (2e9, 0.5e9, 1e9, 4e9)
     True
 
-Letters: W elements of this rank's weights, c bytes each; N ranks that hold the same weights (`Mesh.zero_axes`), S =
-W/N; k moments of the optimizer; B a bucket. The table describes DeepSpeed 0.19.8 with dslpar's settings and patches,
-from its source and from counts on running engines (tests/distributed/engine/test_state_memory.py):
+Letters: W elements of a rank's trained weights, c bytes per element; N ranks that hold the same weights
+(`Mesh.zero_axes`); S = W/N the size of a ZeRO shard; k moments of the optimizer (2 for Adam). *Masters* are the fp32
+copies of weights that the optimizer updates. A *bucket* is a buffer in which DeepSpeed collects gradients before it
+reduces them. The table gives bytes for DeepSpeed 0.19.8 with dslpar's settings and patches, from its source and from
+measurements of running engines (tests/distributed/engine/test_state_memory.py):
 
 ======================  =======  ==========  =======  =========================  ===================================
 ZeRO, precision         weights  masters     moments  gradients until the step   optimizer class
@@ -21,9 +23,12 @@ ZeRO, precision         weights  masters     moments  gradients until the step  
 3                       cS       4S          4kS      4S, from the start         DeepSpeedZeroOptimizer_Stage3
 ======================  =======  ==========  =======  =========================  ===================================
 
-In fp32, ZeRO has masters too, beside the weights. With the optimizer offloaded, the host holds masters, moments, and
-the gradients of ZeRO 2 and 3. Two more moments of a step can be the fullest: the reduction of gradients after the last
-backward, and the optimizer's step. Each function documents its sum.
+"From the start" marks gradients that are allocated when the run starts; the others exist from a step's first backward.
+With ZeRO, masters exist also in fp32, in addition to the weights. With an offloaded optimizer the host holds masters,
+optimizer moments, and the gradients of ZeRO 2 and 3.
+
+Memory may peak at three times in a step: during a backward, in the reduction of gradients after the last backward
+(`States.reduced`), and in the optimizer's step (`States.stepped`). `without_zero` to `zero_3` document their sums.
 """
 
 from __future__ import annotations
@@ -37,47 +42,52 @@ from typing import NamedTuple
 from dslpar.forecast.workload import Buckets, Workload
 
 IN_FLIGHT = 2
-"""Buckets of ZeRO 2 that are sent while others fill, as in `dslpar.distributed.gradient_reduction`."""
+"""Buckets of ZeRO 2 that are being sent while others fill, as in `dslpar.distributed.gradient_reduction`."""
 SEEN = 4
-"""Buckets to fill until as many are being sent as there will ever be."""
+"""Buckets that a backward fills until its memory repeats itself."""
 ALL_REDUCED = 500_000_000
-"""Elements of gradients that DeepSpeed copies together and all-reduces without ZeRO."""
+"""Elements of gradients that DeepSpeed copies into one buffer for an all-reduce without ZeRO."""
 
 
 class Owner(NamedTuple):
-    """The weights that one rank holds, trained and frozen, and how their gradients are sent."""
+    """The weights that one rank holds, trained and frozen, and how their gradients are sent.
+
+    Capital letters are those of the module's docstring.
+    """
 
     elements: float
-    """W."""
+    """W: elements of trained weights."""
     layer: tuple[float, ...]
-    """Elements of each matrix of a layer, in the order in which a backward makes their gradients."""
+    """Elements of each trained matrix of a layer, in the order in which a backward makes their gradients."""
     num_layers: int
+    """Layers with such matrices on this rank."""
     ends: tuple[float, float]
-    """Elements after the layers, and elements before them; a tied table counts as before."""
+    """Trained elements after the layers (norm, head), and before them (tables). A tied table counts as before them."""
     replicas: int
-    """N."""
+    """N: ranks that hold the same weights."""
     bytes: int = 2
-    """c."""
+    """c: bytes per element of a weight."""
     sent: int = 4
-    """Bytes of a gradient element in a collective."""
+    """Bytes per element of a gradient in a collective."""
     accumulates: bool = True
     """True if a step has several micro-batches."""
     tied: float = 0.0
-    """Elements of the tied table, whose gradient lives from the head's backward until the table's has added to it."""
+    """Elements of the tied table. Its gradient lives from the head's backward to the embedding's backward."""
     frozen: float = 0.0
     """Elements of weights that are not trained."""
     frozen_layer: tuple[float, ...] = ()
-    """Elements of each matrix of a layer that is not trained."""
+    """Elements of each frozen matrix of a layer."""
     frozen_ends: tuple[float, float] = (0.0, 0.0)
+    """Like `ends`, for frozen elements."""
 
     @property
     def shard(self) -> float:
-        """S."""
+        """S: elements of a ZeRO shard of the trained weights."""
         return self.elements / self.replicas
 
     @property
     def largest(self) -> float:
-        """Elements of the largest matrix."""
+        """Elements of the largest trained matrix."""
         return max(*self.layer, *self.ends)
 
     @property
@@ -87,40 +97,40 @@ class Owner(NamedTuple):
 
 
 class States(NamedTuple):
-    """Model states and buffers in bytes, which do not depend on activations."""
+    """Model states and buffers of a rank in bytes; none of them depends on activations."""
 
     weights: float
     masters: float
-    """Weights in fp32, which the optimizer updates."""
+    """Copies of the weights in fp32, which the optimizer updates."""
     optimizer: float
     """Moments of the optimizer."""
     allocated: float = 0.0
-    """Gradients that are allocated from the start of the run."""
+    """Gradients that are allocated when the run starts."""
     gradients: float = 0.0
-    """Gradients that a step's first backward makes, and that accumulate until its last backward is over."""
+    """Gradients that a step's first backward allocates; they accumulate until the step's last backward ends."""
     at_once: bool = False
-    """True if all of `gradients` are allocated with the first of them."""
+    """True if the first gradient allocates all of `gradients`."""
     buffers: float = 0.0
     """The most that buckets and gathered weights take while a micro-batch's backward runs."""
     filled: tuple[float, tuple[tuple[float, float], ...]] | None = None
-    """Buffers at the start of a backward, and during it: (share of this rank's layers that are done, bytes). None: all
-    of `buffers` throughout.
+    """Buffers over time: the bytes at the start of a backward, and pairs (share of this rank's layers whose backward is
+    done, bytes). None means that all of `buffers` exist during the whole backward.
     """
     constant: float = 0.0
-    """Buffers that live from the start of the run to its end."""
+    """Buffers that exist from the start of the run to its end."""
     reduced: float = 0.0
-    """Gradients and buffers when the last backward is over, without `allocated` and `constant`."""
+    """Gradients and buffers in the reduction after a step's last backward, without `allocated` and `constant`."""
     stepped: float = 0.0
-    """Gradients and buffers when the optimizer steps, without `allocated` and `constant`."""
+    """Gradients and buffers in the optimizer's step, without `allocated` and `constant`."""
 
     @property
     def left(self) -> float:
-        """Buffers at the start of a backward, which the one before it has left."""
+        """Bytes of buffers at the start of a backward, left over from the backward before it."""
         return self.buffers if self.filled is None else self.filled[0]
 
     @property
     def rises(self) -> tuple[tuple[float, float], ...]:
-        """Buffers during a backward: (share of this rank's layers that are done, bytes)."""
+        """Bytes of buffers during a backward: pairs (share of this rank's layers whose backward is done, bytes)."""
         return ((0.0, self.buffers), (1.0, self.buffers)) if self.filled is None else self.filled[1]
 
     @property
@@ -186,7 +196,10 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
 
 
 def _sent_bytes(workload: Workload) -> int:
-    """Return the bytes of a gradient element in a collective; over ranks of d DeepSpeed sends fp32 below ZeRO 3."""
+    """Return the bytes per element of a gradient in a collective.
+
+    If ZeRO below stage 3 also sums over d, and DeepSpeed does the reduction, gradients are sent in fp32.
+    """
     buckets = workload.habits.buckets
     if buckets is not None and workload.mesh.tensor.zero_over_d and workload.zero < 3 and not buckets.overlapped:
         return 4
@@ -197,9 +210,9 @@ def _sent_bytes(workload: Workload) -> int:
 
 
 def without_zero(owner: Owner, buckets: Buckets, moments: float) -> States:
-    """Count ZeRO 0: gradients in the model's type, copied for the all-reduce.
+    """Count ZeRO 0: gradients in the model's dtype, copied into a buffer for the all-reduce.
 
-    In half precision the step also makes them in fp32.
+    In half precision the optimizer's step also makes copies of the gradients in fp32.
     """
     whole, size = owner.elements, owner.bytes
     return States(
@@ -213,7 +226,7 @@ def without_zero(owner: Owner, buckets: Buckets, moments: float) -> States:
 
 
 def without_zero_bf16_pipeline(owner: Owner, buckets: Buckets, moments: float) -> States:
-    """Count ZeRO 0 of a pipeline in bf16, whose optimizer is sharded all the same: gradients twice, in bf16."""
+    """Count ZeRO 0 of a pipeline in bf16: DeepSpeed still shards the optimizer, and holds the bf16 gradients twice."""
     whole, shard = owner.elements, owner.shard
     return States(
         weights=2 * whole,
@@ -230,11 +243,13 @@ def without_zero_bf16_pipeline(owner: Owner, buckets: Buckets, moments: float) -
 
 
 def zero_1(owner: Owner, buckets: Buckets, moments: float) -> States:
-    """Count ZeRO 1: whole gradients in fp32 in one buffer, whose parts are reduced in place.
+    """Count ZeRO 1: all gradients in fp32, in one buffer whose parts are reduced in place.
 
-    In fp16 gradients are sent as fp16, so those in flight are copies. With one micro-batch per step, buckets come one
-    by one, and this rank's part is copied from them at the end. A matrix's gradient is made in the model's type before
-    it is added.
+    In fp16 gradients are sent as fp16, so the gradients in transit are copies. With one micro-batch per step, buckets
+    are allocated one by one, and at the end this rank's shard is copied from them. A matrix's gradient is made in the
+    model's dtype before it is added to the buffer.
+
+    If DeepSpeed reduces gradients instead of dslpar (`Buckets.overlapped` False), it uses separate buckets.
     """
     whole, shard, summed = owner.elements, owner.shard, buckets.summed_bytes
     if not buckets.overlapped:
@@ -262,9 +277,9 @@ def zero_1(owner: Owner, buckets: Buckets, moments: float) -> States:
 
 
 def zero_2(owner: Owner, buckets: Buckets, moments: float) -> States:
-    """Count ZeRO 2: gradients of each backward in buckets of the model's type, their sums in a shard.
+    """Count ZeRO 2: buckets for the gradients of each backward, and a shard of accumulated gradients.
 
-    A few buckets are in flight, in the type that is sent.
+    Buckets have the model's dtype. Up to `IN_FLIGHT` buckets are being sent, in the dtype of the collective.
     """
     whole, shard, size, bucket = owner.elements, owner.shard, owner.bytes, buckets.reduce_elements(2)
     filled = _in_flight(owner, bucket) if buckets.overlapped else None
@@ -283,15 +298,16 @@ def zero_2(owner: Owner, buckets: Buckets, moments: float) -> States:
 
 
 MOST_VECTORS, FEW_VECTORS = 0.1, 0.01
-"""Share of a model's elements in biases and norms: the most, and a typical one."""
+"""Share of a model's elements that are biases and vectors of norms: an upper limit, and a typical value."""
 
 
 def zero_3(owner: Owner, buckets: Buckets, moments: float) -> States:
-    """Count ZeRO 3: shards of everything; a permanent bucket, copied to be scattered; gathered weights.
+    """Count ZeRO 3: shards of weights, gradients and optimizer states, a permanent bucket, and gathered weights.
 
-    Small weights stay gathered after their first use. Other weights stay gathered within two limits:
-    `max_live_parameters`, up to which the next ones are gathered ahead, and `max_reuse_distance`, in elements there and
-    back, within which weights will be used again.
+    The reduce-scatter copies the bucket. Weights below `stage3_param_persistence_threshold` stay gathered after their
+    first use. Others are gathered and freed under two settings: up to `stage3_max_live_parameters` elements are
+    gathered ahead, and weights that are used again within `stage3_max_reuse_distance` elements stay gathered. The
+    distance counts the forward and the backward, hence half of it.
     """
     shard, size, summed = owner.shard, owner.bytes, buckets.summed_bytes
     bucket, sent = buckets.reduce_elements(3), owner.sent
@@ -300,7 +316,7 @@ def zero_3(owner: Owner, buckets: Buckets, moments: float) -> States:
     large = owner.num_layers * sum(matrix for matrix in layer if matrix >= buckets.persistent)
     large = min(large + sum(ends), every)
     persistent = every - large
-    if persistent > MOST_VECTORS * every:  # experts that this rank's tokens do not use are sharded as well
+    if persistent > MOST_VECTORS * every:  # too many for vectors: experts without tokens in `layer`, which are sharded
         persistent = FEW_VECTORS * every
     largest = max(*layer, *ends)
     live = min(large, max(buckets.reused / 2, buckets.live, 2 * largest) + buckets.prefetched)
@@ -323,7 +339,10 @@ _BY_STAGE: Mapping[int, Callable[[Owner, Buckets, float], States]] = {0: without
 
 
 def _offloaded(held: States, owner: Owner, zero: int, buckets: Buckets) -> States:
-    """Return what stays on the device with an offloaded optimizer: DeepSpeed's own reduction, and a matrix."""
+    """Return the states that stay on the device with an offloaded optimizer.
+
+    Then DeepSpeed reduces the gradients, with its own bucket and a copy of the largest matrix's gradient.
+    """
     gradients = held.gradients if zero == 1 else 0.0
     bucket = 0.0 if zero == 3 else buckets.reduce_elements(zero) * (buckets.summed_bytes if zero == 1 else owner.bytes)
     staged = held.buffers if zero == 3 else bucket + owner.bytes * owner.largest
@@ -340,10 +359,10 @@ def _offloaded(held: States, owner: Owner, zero: int, buckets: Buckets) -> State
 
 
 def _plain(owner: Owner, workload: Workload) -> States:
-    """Count a framework without DeepSpeed's buckets.
+    """Count a framework without DeepSpeed.
 
-    Optimizer states are sharded over replicas from ZeRO 1 on, gradients from 2, weights from 3. Accumulated gradients
-    are allocated from the start.
+    Optimizer states are sharded over replicas from ZeRO 1 on, gradients from ZeRO 2 on, and weights at ZeRO 3. The
+    accumulated gradients are allocated when the run starts.
     """
     whole, shard, habits = owner.elements, owner.shard, workload.habits
     of_states = shard if workload.zero else whole
@@ -361,15 +380,15 @@ def _plain(owner: Owner, workload: Workload) -> States:
 
 @lru_cache(maxsize=4096)
 def _in_flight(owner: Owner, bucket: float) -> tuple[float, tuple[tuple[float, float], ...]]:
-    """Return ZeRO 2's buckets in the form of `States.filled`.
+    """Return the memory of ZeRO 2's buckets over a backward, in the form of `States.filled`.
 
-    The function goes through a backward gradient by gradient, as `dslpar.distributed.gradient_reduction` does. It
-    counts the buffer that is being filled, the buckets in flight with their copies, and the gradient just made. Vectors
-    are small and spread over the matrices. Matrices larger than a bucket are sent in place.
+    The function simulates a backward gradient by gradient, as `dslpar.distributed.gradient_reduction` runs. It counts
+    the bucket that is being filled, the buckets that are being sent with their copies, and the newest gradient. Vectors
+    are small, so their elements are spread evenly over the matrices. A matrix larger than a bucket is sent in place.
     """
     size, copied = owner.bytes, _copied(owner, bucket)
     of_layer = sum(owner.layer)
-    # The middle of a backward repeats itself once enough buckets are in flight.
+    # Once `SEEN` buckets have been filled, memory repeats itself. A few layers therefore stand for many.
     num_layers = min(owner.num_layers, ceil(SEEN * bucket / of_layer) + SEEN) if of_layer else 0
     matrices = [(owner.ends[0], 0.0)]
     matrices += [(each, layer / owner.num_layers) for layer in range(num_layers) for each in owner.layer]
@@ -380,11 +399,11 @@ def _in_flight(owner: Owner, bucket: float) -> tuple[float, tuple[tuple[float, f
     left, most = 0.0, {0.0: 0.0}
 
     def begin(elements: float) -> None:
-        """Send the bucket's content, or a matrix larger than the bucket, which is contiguous."""
+        """Send the bucket's content; a matrix larger than the bucket is contiguous and sent without a copy."""
         is_large = elements > bucket
         sent.append((0.0 if is_large and owner.sent == size else copied) * elements + size * max(bucket, elements))
 
-    for _ in range(2 if owner.accumulates else 1):  # the second backward starts with what the first left
+    for _ in range(2 if owner.accumulates else 1):  # the second backward starts with the buckets of the first
         left, most, elements = sum(sent), {}, 0.0
         for matrix, done in matrices:
             made = size * (bucket + matrix + owner.tied)  # the buffer being filled, and gradients
@@ -409,16 +428,16 @@ def _in_flight(owner: Owner, bucket: float) -> tuple[float, tuple[tuple[float, f
 
 
 def _copied(owner: Owner, bucket: float) -> float:
-    """Return the bytes copied per element of a gradient in flight: all of it if the type changes, else a share."""
+    """Return the bytes of copies per element of a gradient in transit: the whole element if its dtype changes."""
     return owner.sent if owner.sent != owner.bytes else owner.sent * _scattered(owner, bucket)
 
 
 def _scattered(owner: Owner, bucket: float) -> float:
-    """Return the share of gradients that are copied because one rank's pieces of a bucket are not contiguous.
+    """Return the share of gradients that are copied because one rank's parts of a bucket are not contiguous.
 
-    Matrices and vectors are sharded separately. The token table or the head shifts a layer's matrices to other ranks
-    than its vectors, which stand between them; the shifted share falls along the model. A bucket at the border of two
-    ranks belongs to both.
+    Matrices and vectors are sharded separately. The token table or the head moves a layer's matrices to other ranks
+    than its vectors, which lie between the matrices in a bucket. The share of moved matrices falls along the model. A
+    bucket at the border between the shards of two ranks belongs to both ranks, and is copied too.
     """
     if owner.replicas == 1 or not owner.elements:
         return 0.0

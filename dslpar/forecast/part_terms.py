@@ -1,10 +1,15 @@
-"""Kernels and collectives of a model's parts on a rank, for one micro-batch, before any constant is applied.
+"""Terms of a model's parts: kernels and collectives of one micro-batch on a rank, at the peak speeds of data sheets.
 
     part_terms(workload, device, nodes).layer.forward
 
-Parts are those of `ModelCosts`: what comes before the layers, a layer, and the head with its loss. Their terms depend
-neither on the number of layers per stage nor on replicas, so they are cached with the costs: a search asks for the same
-ones with every pipeline and every ZeRO stage.
+*Terms* are the inputs of a step's time that need no fitted constant: seconds at a device's or a link's peak, hops, and
+counts of launches. `dslpar.forecast.part_times` turns them into times with `Constants` (`dslpar.forecast.constants`:
+efficiencies, latencies, launch overheads). Habits (`Workload.habits`) are the behaviour of the training framework, such
+as fused attention.
+
+The parts are those of `dslpar.costs.model_costs.ModelCosts`: the tables before the layers, a layer, and the head with
+its loss. Terms depend neither on the number of layers per stage nor on replicas. They are cached in the model's costs,
+because a search needs the same terms for every pipeline and every ZeRO stage.
 """
 
 from __future__ import annotations
@@ -20,15 +25,16 @@ from dslpar.forecast.links import NO_TRANSFER, Group, Nodes, Transfer, group_of,
 from dslpar.forecast.workload import Workload
 
 WIDE_BYTES = 4
-"""Bytes per element of gradients that add up around a ring (float32)."""
+"""Bytes per element of the gradients of keys and values that travel around a ring (float32)."""
 HOST_BYTES_PER_S = 12e9
-"""Bandwidth between a device and its host, for offloaded optimizer states or stored inputs."""
+"""Bandwidth between a device and its host, for offloaded optimizer states or offloaded layer inputs."""
 
 
 class Sent(NamedTuple):
     """Bytes that a rank sends along an axis."""
 
     axis: str
+    """Name of an axis, or of several axes separated by spaces: "y", "d q", "pipe"."""
     across: bool
     """True if the axis spans several nodes."""
     num_bytes: float
@@ -36,46 +42,59 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PartTerms:
-    """Parts of a model on a machine, for one micro-batch."""
+    """Terms of a model's parts on a machine, for one micro-batch on one rank.
+
+    "A layer" below means `ModelCosts.layer`: one layer, or all layers together in a traced model, whose layers may
+    differ.
+    """
 
     wide_tiles: bool
+    """True if the device's tiles are wider than 128 columns (Hopper and later), which have their own efficiencies."""
     layer: Kernels
+    """Kernels of a layer."""
     forward: tuple[Transfer, ...]
     backward: tuple[Transfer, ...]
-    """Collectives of a layer."""
+    """Collectives of a layer in the forward and in the backward, without the messages of a ring."""
     ring: tuple[Transfer, Transfer]
-    """One message of keys and values around a ring, and one of their gradients, which are in float32."""
+    """One message of keys and values in ring attention, and one of their gradients, which are in float32."""
     ring_size: int
+    """Ranks of the attention ring; 1 without a ring."""
     overlapped: bool
-    """True if collectives run in pieces under the products they belong to."""
+    """True if collectives run in parts under the matrix products that they belong to (`comm_overlap`)."""
     launches: int
-    """Ranks of a tensor group in one node: hosts that wait for each other."""
+    """Number of ranks of a tensor group in one node. Their hosts launch kernels and wait for the slowest one."""
     blocking: bool
-    """True if the host waits for messages between stages."""
+    """True if the host waits for each message between stages."""
     recomputes: bool
+    """True if the backward recomputes the whole layer."""
     recomputes_scores: bool
+    """True if the backward recomputes only attention's scores (selective recomputation)."""
     recomputed_part: Kernels | None
-    """Kernels that a layer recomputes for each chunk of tokens with `mlp_chunks`: norm and MLP."""
+    """With `mlp_chunks`: kernels of norm and MLP, which the backward recomputes once more by chunks. Else None."""
     part_sent: tuple[Transfer, ...]
-    """Collectives of that recomputation."""
+    """Collectives of `recomputed_part`."""
     offload_s: float
-    """Seconds that the device waits while a layer's stored input goes to the host and back."""
+    """Seconds that the device waits while a recomputed layer's input goes to the host and back."""
     launched: int
-    """Layers that `layer` stands for: 1, or all layers of a model whose layers differ."""
+    """Number of layers in `layer`: 1, or all layers of a traced model."""
     launch_ratio: float
-    """Kernels that a host launches per layer, relative to a dslpar layer."""
+    """Kernels that the host launches per layer, relative to a dslpar layer."""
     head: Kernels
+    """Kernels of the last norm, the head and the loss."""
     repeats_head: bool
-    """True if the head runs again in the backward, for each of `loss_chunks`."""
+    """True if the backward recomputes the head's forward, as it does with several `loss_chunks`."""
     first_sent: tuple[Transfer, ...]
     last_sent: tuple[Transfer, ...]
-    """Collectives of the tables, and of the head and the loss."""
+    """Collectives of the tables, and those of the head and the loss, forward and backward."""
     sent: tuple[Sent, ...]
-    """Bytes that a layer sends along each axis."""
+    """Bytes that a layer sends along each axis, forward and backward, including a ring's messages."""
 
 
 def part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
-    """Return the terms of the parts; `device` has the peak of the workload's type."""
+    """Return the terms of a workload's parts, from the cache in its costs if possible.
+
+    `device` must have the peak of the workload's dtype (`Device.computing_in`).
+    """
     habits = workload.habits
     again = workload.recompute, workload.interval, workload.offloads_inputs, workload.mlp_chunks
     of_habits = habits.fused_attention, habits.launch_ratio, habits.blocking_messages and workload.chunks.pipe > 1
@@ -128,7 +147,7 @@ def _part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
 
 
 def _kernels(workload: Workload, device: Device) -> tuple[Kernels, Kernels]:
-    """Return the kernels of a layer, and of the head with the loss; they do not depend on recomputation."""
+    """Return the kernels of a layer, and of the head with the loss. They are cached, as they ignore recomputation."""
     costs, fused, size = workload.costs, workload.habits.fused_attention, workload.element_bytes
     key = "kernels", device, fused, size
     if key not in costs.kept:
@@ -141,7 +160,7 @@ def _kernels(workload: Workload, device: Device) -> tuple[Kernels, Kernels]:
 
 
 def _offload_s(workload: Workload) -> float:
-    """Return the seconds per layer in which stored inputs of recomputed groups go to the host and back."""
+    """Return the seconds per layer that the inputs of recomputed groups need to the host and back."""
     if workload.recompute != "full" or not workload.offloads_inputs:
         return 0.0
     num_bytes = 2 * workload.element_bytes * float(workload.costs.boundary)
@@ -149,7 +168,7 @@ def _offload_s(workload: Workload) -> float:
 
 
 class _Links:
-    """Groups of a cuboid on a machine's links, and what a layer has sent so far."""
+    """Makes the `Transfer`s of a layer, and adds up the bytes that the layer sends along each axis."""
 
     def __init__(self, workload: Workload, device: Device, nodes: Nodes) -> None:
         self.workload, self.device, self.nodes = workload, device, nodes
@@ -164,18 +183,19 @@ class _Links:
         return found
 
     def send(self, kind: str, axis: str, num_bytes: float, calls: float = 1.0, times: float = 1.0) -> Transfer:
-        """Return collectives of a kind on an axis, and add `times` their bytes to what was sent."""
+        """Return collectives of a kind on an axis, and add `times` their bytes to the sum of that axis."""
         self.sent_bytes[axis] = self.sent_bytes.get(axis, 0.0) + num_bytes * times
         return transfer(kind, self.group(axis), self.device, self.nodes, num_bytes, calls)
 
     def ring(self, forward: Traffic) -> tuple[Transfer, Transfer]:
-        """Return one message of keys and values, and one of their gradients."""
+        """Return one message of keys and values in ring attention, and one of their gradients."""
         found = [key for key in forward if key[0] == "send"]
         if not found:
             return NO_TRANSFER, NO_TRANSFER
-        (key,) = found  # attention's, on one axis
+        (key,) = found  # only attention sends messages, along one axis
         elements, others = float(forward[key]) / float(forward.calls[key]), float(forward.calls[key])
-        # Keys go around in the forward and in the backward; their gradients go one hop further than the keys, home.
+        # Keys and values travel to the other ranks in the forward, and again in the backward. Their gradients travel
+        # one hop further per layer, back to the rank that stores the keys.
         keys = self.send(*key, self.workload.element_bytes * elements, 1.0, 2 * others)
         home = max(1, len(self.workload.costs.units))
         return keys, self.send(*key, WIDE_BYTES * elements, 1.0, others + home)
@@ -183,8 +203,8 @@ class _Links:
     def transfers(self, traffic: LayerTraffic) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
         """Return the collectives of a layer, forward and backward, without a ring's messages.
 
-        A backward's all-reduces include the gradients of vectors, which really run once per step. So the latency
-        counts for no more all-reduces over an axis than the forward has.
+        The backward's traffic includes all-reduces of vectors' gradients per micro-batch, but these run once per step.
+        Latency is therefore counted for at most as many all-reduces over an axis as the forward has.
         """
         size, in_forward = self.workload.element_bytes, traffic.forward.calls
         ways = []
@@ -202,10 +222,10 @@ class _Links:
         return ways[0], ways[1]
 
     def of_each_part(self, weights: LayerTraffic, more: int) -> tuple[Transfer, ...]:
-        """Return what each further chunk adds for weights: it gathers them and reduces their gradients by itself."""
+        """Return the collectives of weights for `more` chunks after the first; each chunk repeats all of them."""
         forward, backward = self.transfers(weights * more)
-        return 3 * forward + backward  # the forward, the recomputed layer, and the recomputed chunk
+        return 3 * forward + backward  # forward collectives run in the forward, the recomputed layer, and the chunk
 
     def sent(self) -> tuple[Sent, ...]:
-        """Return what was sent so far along each axis."""
+        """Return the bytes along each axis that were added so far."""
         return tuple(Sent(axis, self.group(axis).across, num_bytes) for axis, num_bytes in self.sent_bytes.items())

@@ -1,10 +1,12 @@
-"""Time of a model's parts for one micro-batch on one rank: a layer, forward and backward, and both ends.
+"""Time of a model's parts for one micro-batch on one rank: a layer forward and backward, the tables, and the head.
 
     part_times(part_terms(workload, device, nodes), constants).layer.seconds
 
-A layer takes the time of its kernels (`dslpar.forecast.kernels`) and collectives (`links`), or the time in which its
-host launches them, whichever is longer; if both are close, a little more than either. A ring's messages are hidden
-under attention's blocks. With `comm_overlap` a product's collectives are hidden under the product.
+The module applies fitted constants (`dslpar.forecast.constants`) to the terms of `dslpar.forecast.part_terms`. A
+layer's device time is the sum of its kernels (`dslpar.forecast.kernels`) and collectives (`dslpar.forecast.links`). Its
+host time is the time to launch them. The layer takes the longer of the two, and a little more if they are close. The
+messages of ring attention overlap with the computation of attention's blocks. With `comm_overlap` a product's
+collectives overlap with the product.
 """
 
 from __future__ import annotations
@@ -18,29 +20,35 @@ from dslpar.forecast.kernels import attention_s, products_s
 from dslpar.forecast.part_terms import PartTerms
 
 BACKWARD_FUSED, BACKWARD_PLAIN = 2.5, 2.0
-"""Attention's backward over its forward. Fused attention computes its scores again."""
+"""Time of attention's backward over its forward, with and without a fused kernel. The fused one recomputes scores."""
 BACKWARD_ELEMENTWISE = 1.7
+"""Time of elementwise operations in the backward over their time in the forward."""
 RECOMPUTED_ELEMENTWISE = 0.3
-"""Share of the operations between products that selective recomputation repeats."""
+"""Share of the elementwise operations that selective recomputation repeats."""
 OVERLAP = 0.5
-"""With `comm_overlap`, the share of a layer's products that hides collectives; measured on few devices so far."""
+"""With `comm_overlap`, the share of the products' time that hides collectives; measured on few devices so far."""
 LEAST_EXPOSED = 0.3
-"""Share of these collectives that stays exposed: norms' statistics, and collectives longer than their products."""
+"""With `comm_overlap`, the share of collectives that is never hidden: norms' statistics, and collectives longer than
+their products."""
 
 
 class LayerTime(NamedTuple):
-    """One layer, forward and backward."""
+    """Time of one layer, forward and backward."""
 
     seconds: float
+    """Elapsed time."""
     kernels_s: float
+    """Device time of kernels, including recomputation."""
     collectives_s: float
+    """Device time of exposed collectives, including recomputation."""
     backward_share: float
+    """Share of `seconds` in the backward, including recomputation."""
     idle: float
-    """Idle time of a pipeline, relative to one whose backward is not split."""
+    """Idle time of a pipeline with this schedule, relative to a schedule that does not split the backward."""
 
 
 class PartTimes(NamedTuple):
-    """Parts of a model, forward and backward."""
+    """Times of a model's parts, forward and backward."""
 
     layer: LayerTime
     head_s: float
@@ -51,10 +59,9 @@ class PartTimes(NamedTuple):
 
 
 def part_times(terms: PartTerms, constants: Constants, *, splits_backward: bool = False) -> PartTimes:
-    """Return the time of the parts; `splits_backward`: the schedule computes weight gradients separately.
+    """Return the times of the parts; `splits_backward` is True if the schedule computes weight gradients separately.
 
-    The last times and their constants are cached with the terms: a search asks for the same ones again and again, for
-    other pipelines and ZeRO stages.
+    The latest result is cached in `terms`, because a search needs the same times for many pipelines and ZeRO stages.
     """
     kept: dict[bool, tuple[Constants, PartTimes]] = vars(terms).setdefault("_last_times", {})
     last = kept.get(splits_backward)
@@ -106,7 +113,7 @@ def _layer_time(terms: PartTerms, constants: Constants, splits_backward: bool) -
     own = backward_s + sent_s[1], host_s[1]
     repeated = again_s + sent_again_s, host_again_s
     if terms.blocking:
-        # Between a forward and a backward the host waits for a message, and loses its lead over the device.
+        # Between a forward and a backward the host waits for a message, so it has no kernels queued ahead afterwards.
         (in_forward,), (in_backward, in_repeats) = _elapsed(forward), _elapsed(own, repeated)
     else:
         in_forward, in_backward, in_repeats = _elapsed(forward, own, repeated)
@@ -114,7 +121,8 @@ def _layer_time(terms: PartTerms, constants: Constants, splits_backward: bool) -
     seconds = in_forward + in_backward + repeats
     idle = 1.0
     if splits_backward:
-        # As in `Schedule.bubble`: B and W are halves of the backward without recomputation.
+        # As in `Schedule.bubble`: B (gradients of inputs) and W (of weights) are halves of the backward without
+        # recomputation, and B also recomputes.
         weights = in_backward / 2
         inputs = weights + repeats
         idle = max(inputs, in_forward + inputs - weights) / seconds
@@ -122,9 +130,10 @@ def _layer_time(terms: PartTerms, constants: Constants, splits_backward: bool) -
 
 
 def _launches_s(terms: PartTerms, constants: Constants) -> tuple[float, float]:
-    """Return the seconds in which a host launches a layer's kernels, collectives and ring messages, each way.
+    """Return the seconds that the host needs to launch a layer's kernels, collectives and ring messages.
 
-    The kernels of a ring's further blocks and ZeRO's collectives per micro-batch are not counted.
+    The two values are for the forward and the backward. Kernels for a ring's blocks after the first, and ZeRO's
+    collectives per micro-batch, are not counted.
     """
     slower = 1.0
     if terms.launches > 1:
@@ -133,7 +142,8 @@ def _launches_s(terms: PartTerms, constants: Constants) -> tuple[float, float]:
             slower *= 1 + constants.blocking_launch * log2(terms.launches)
     kernels_s = constants.layer_launch_s * terms.launched * terms.launch_ratio
     calls = [sum([each.calls for each in way]) for way in (terms.forward, terms.backward)]
-    # Keys go around twice; their gradients once, with one more message to bring them home.
+    # Keys and values travel around the ring in the forward and the backward. Their gradients travel once, with one more
+    # message back to the rank that stores the keys.
     others = (terms.ring_size - 1) * terms.launched
     forward_calls, backward_calls = calls[0] + others, calls[1] + (2 * others + terms.launched if others else 0)
     return (
@@ -143,11 +153,12 @@ def _launches_s(terms: PartTerms, constants: Constants) -> tuple[float, float]:
 
 
 def exposed_by_ring(messages_s: Sequence[float], blocks_s: Sequence[float], size: int) -> tuple[float, float]:
-    """Return by how many seconds a ring's messages lengthen attention, forward and backward.
+    """Return the seconds by which a ring's messages lengthen attention, for the forward and the backward.
 
-    `messages_s` is one message of keys and one of gradients; `blocks_s` is one block's forward and backward. While the
-    forward computes a block, the next block's keys arrive. In the backward, gradients follow one block later on the
-    same link, and the last ones come home when nothing is left to compute.
+    `messages_s` has the seconds of one message of keys and values, and of one message of their gradients. `blocks_s`
+    has the seconds of one block's forward and backward. While the forward computes a block, the next block's keys
+    arrive. In the backward, gradients follow one block later over the same link. The last gradients arrive when there
+    is no block left to compute, so their message is not hidden.
     """
     key_s, gradient_s = messages_s
     forward, backward = blocks_s
@@ -157,10 +168,11 @@ def exposed_by_ring(messages_s: Sequence[float], blocks_s: Sequence[float], size
 
 
 def _elapsed(*parts: tuple[float, float]) -> list[float]:
-    """Return the elapsed time of each part of a sequence, given the seconds that its device and its host need.
+    """Return the elapsed time of each part of a sequence, given each part's seconds (on the device, on the host).
 
-    The lead that the host gains in parts with much device work can be lost in parts with little, so sums are compared.
-    The total is shared among the parts by device time if the device is slower, and by host time if the host is.
+    The host launches kernels ahead of the device. It may gain a lead in one part and lose it in the next, so the sums
+    over all parts are compared. The total is shared among the parts in proportion to device time if the device is
+    slower, and to host time if the host is slower.
     """
     device_s, host_s = map(sum, zip(*parts, strict=True))
     by_device, by_host = device_s**7, host_s**7
@@ -169,5 +181,8 @@ def _elapsed(*parts: tuple[float, float]) -> list[float]:
 
 
 def smooth_max(one: float, other: float) -> float:
-    """Return the longer of two times, and more if they are close: which one hides the other varies between kernels."""
+    """Return the longer of two times, or a little more if they are close.
+
+    Between single kernels, sometimes the one and sometimes the other is longer, so neither is hidden completely.
+    """
     return sqrt(sqrt(sqrt(one**8 + other**8)))

@@ -1,13 +1,21 @@
-"""Forecast a step of a workload on a machine: whether it fits, and how fast it is.
+"""Forecast a step of a workload on a machine: a verdict on memory, and the step's time.
 
     made = forecast(workload, Machine.usual(device_named("h100-80g")))
     made.verdict, made.binding.total, made.time.step_s
 
-The three verdicts are bounds on the share of a device's memory that the fullest rank needs at its peak. They come from
-nanotron's 2,400 runs on 80 GB cards. Nearly all runs that needed less than 84 % ran at full speed. Near the end of the
-memory the allocator frees and asks again, and a step becomes five times slower or fails. Of the eleven runs that did
-so, ten are above 92 %, where none of 168 runs is that were the fastest of their kind, in whatever framework
-(`python -m benchmarks.forecast_memory`). Between both bounds are few of nanotron's runs, and most of them ran.
+The verdict depends on the share of the device's memory that the fullest rank needs at its peak:
+
+============  ===============  ==================================================================
+verdict       forecast share   nanotron's 2,400 runs on 80 GB cards
+============  ===============  ==================================================================
+fits          up to 84 %       nearly all ran at full speed
+tight         84 to 92 %       few runs, most of which ran
+does not fit  above 92 %       ten of the eleven runs that became five times slower, or failed
+============  ===============  ==================================================================
+
+A step becomes slower near the end of the memory because the allocator frees cached blocks and allocates them again. 168
+published runs, from several frameworks, are the fastest of their kind. None of them is above 92 %
+(`python -m benchmarks.forecast_memory`).
 """
 
 from __future__ import annotations
@@ -32,17 +40,17 @@ COMFORTABLE, TIGHT = 0.84, 0.92
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Devices, their nodes, and the measured constants of both."""
+    """A job's device type, the nodes of these devices, and the fitted constants of the time forecast."""
 
     device: Device
     nodes: Nodes
     constants: Constants = DEFAULT
     error: Error = ERROR
-    """Error of forecasts with these constants."""
+    """Error of step times forecast with `constants`."""
 
     @classmethod
     def usual(cls, device: Device) -> Machine:
-        """Return a device in the nodes that it usually comes in."""
+        """Return a machine of the device's usual nodes."""
         return cls(device=device, nodes=Nodes.usual(device))
 
 
@@ -53,9 +61,9 @@ class Forecast:
     workload: Workload
     machine: Machine
     memory: tuple[StageMemory, ...]
-    """Memory of each pipeline rank that was asked for; the other ranks of its stage hold as much."""
+    """Memory of pipeline ranks: of all, or only of those that `Fitting` tests. Other ranks of a stage hold as much."""
     replicas: ReplicaTerms | None = None
-    """Terms of what replicas send, if computed before."""
+    """Terms of the traffic between replicas, if computed before."""
 
     @cached_property
     def time(self) -> StepTime:
@@ -74,7 +82,7 @@ class Forecast:
 
     @cached_property
     def binding(self) -> StageMemory:
-        """Memory of the binding rank."""
+        """Memory of the binding rank: the pipeline rank that needs the most."""
         return max(self.memory, key=lambda each: each.total)
 
     @property
@@ -89,7 +97,7 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """Return whether it runs as fast as forecast: a tight layout does, one that thrashes does not."""
+        """Return whether the layout can run at the forecast speed: True for the verdicts "fits" and "tight"."""
         return self.share <= TIGHT
 
     @property
@@ -99,12 +107,12 @@ class Forecast:
 
     @property
     def tokens_per_s_gpu(self) -> float:
-        """Tokens per second and device."""
+        """Tokens per second per device."""
         return self.tokens / self.time.step_s / self.workload.mesh.world_size
 
     @property
     def mfu_causal(self) -> float:
-        """Share of the devices' peak that the model's operations take, counting attention's causal half."""
+        """MFU: the model's FLOP/s over the devices' peak, counting half of attention's scores (`mfu_causal`)."""
         flops = self.workload.costs.flops or flops_per_token(self.workload.model, self.workload.seq_len)
         assert flops is not None, "a model whose costs are known"
         return flops.mfu_causal * self.tokens_per_s_gpu / self._device.flops_per_s
@@ -124,10 +132,11 @@ def forecast(workload: Workload, machine: Machine) -> Forecast:
 
 
 class Fitting:
-    """Test which workloads of one layout fit, and cache what they share.
+    """Forecasts the workloads of one layout (`dslpar.forecast.candidate.Alike`), and rejects those that do not fit.
 
-    Only the ranks that usually need the most memory are tested: the first, which has the most micro-batches in flight,
-    the last, which has the head, and the one with the most layers.
+    Values that these workloads share are cached. Only the pipeline ranks that usually need the most memory are tested:
+    the first, which has the most micro-batches in flight, the last, which has the head, and the one with the most
+    layers.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -137,7 +146,7 @@ class Fitting:
         self._resting: dict[tuple[int, bool], AtRest] = {}
 
     def forecast(self, workload: Workload) -> Forecast | None:
-        """Return the forecast of a workload; None if it does not fit."""
+        """Return the forecast of a workload; None if a tested rank does not fit."""
         self._ranks = self._ranks or _fullest_ranks(workload)
         memory = []
         for rank in self._ranks:
@@ -150,7 +159,7 @@ class Fitting:
         return Forecast(workload=workload, machine=self.machine, memory=tuple(memory), replicas=self._replicas)
 
     def _at_rest(self, workload: Workload, rank: int) -> AtRest:
-        key = rank, workload.micro_batches > 1  # what matters is only whether gradients accumulate
+        key = rank, workload.micro_batches > 1  # memory at rest depends on the accumulation of gradients alone
         if key not in self._resting:
             self._resting[key] = at_rest(workload, rank)
         return self._resting[key]

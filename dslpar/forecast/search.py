@@ -1,18 +1,25 @@
-"""Search all legal layouts of a job's model on the same ranks and devices: which fit, and how fast they are.
+"""Search all legal layouts of a job's model on the same ranks and devices, and order those that fit by time.
 
     found = search(workloads, machine)
-    next(found.fastest())              # the fastest that fits
-    next(found.repairs())              # the nearest to the config, the fewest changes first
+    next(found.fastest())              # the fastest layout that fits
+    next(found.repairs())              # the layout that fits with the fewest changes to the config
 
-The search tries all tensor modes and sizes, pipelines, chunks and schedules, ZeRO stages, micro-batches and
-recomputation, and for long sequences each form of context parallelism. The global batch stays the same. Layouts that
-cannot be legal or cannot win are left out before their time is computed: sizes that do not divide; ZeRO stages that
-hold more and send no less than the next one; recomputation if everything fits without it; forms of context parallelism
-if another form is faster and holds no more, or fits. A lint rule may still refuse a layout: lint it before showing it.
+The search tries all tensor modes and sizes, pipelines, stages per rank, schedules, ZeRO stages, micro-batches and
+recomputation. For long sequences it tries each form of context parallelism. The global batch stays the same.
 
-Pruning by memory and ranking by an analytic model is also how the searches of Alpa, Galvatron and vTrain work. Here a
-best-first search orders layouts by a lower bound of their time, so that memory and time are computed only for those
-that may be among the first.
+Some layouts are left out before their time is computed, because they are illegal or cannot be the best:
+
+- sizes that do not divide,
+- ZeRO stages that hold more memory and send no less than the next stage,
+- recomputation, if the same layout fits without it,
+- forms of context parallelism, if another form is faster and holds no more memory, or is faster and fits.
+
+A lint rule may still refuse a layout, so callers should lint it before they show it.
+
+Terms of this module: *alternatives* are layouts that differ only in recomputation, in order of their memory. A *series*
+has such alternatives for growing micro-batch sizes. The queue of a best-first search holds series, sizes of a series,
+and layouts, ordered by a lower bound of their time. So memory and time are computed only for layouts that may be among
+the first. The searches of Alpa, Galvatron and vTrain also prune by memory and rank by an analytic model.
 """
 
 from __future__ import annotations
@@ -42,7 +49,7 @@ class Option:
 
     @property
     def alternatives(self) -> Alternatives:
-        """The candidate alone; a size that is still open has several."""
+        """A list of the candidate alone, for the same interface as `_Series` and `_Step`, which have several."""
         return [self.candidate]
 
     @property
@@ -61,19 +68,20 @@ def _nothing(candidate: Candidate) -> bool:
 
 
 _Place = tuple[int, int]
-"""Index of a series and of a size in it, which break ties between equally fast layouts."""
+"""Index of a series, and index of a micro-batch size in it: they break ties between equally fast layouts."""
 
 
 class Found:
-    """Layouts of a search, whose memory and time are computed lazily.
+    """Result of a search: iterators over its layouts.
 
-    A layout is not forecast before those that may be faster have been yielded.
+    Memory and time are computed lazily. A layout is forecast only after all layouts that may be faster.
     """
 
     def __init__(self, own: Option, series: Sequence[_Series]) -> None:
         self.own = own
+        """The config's own layout."""
         self.num_legal = sum(len(alternatives) for each in series for alternatives in each.growing)
-        """Layouts that lint may allow, whether they fit or not."""
+        """Number of layouts in the search, including those that do not fit or that a lint rule refuses."""
         self._series = series
 
     def fastest(self) -> Iterator[Option]:
@@ -81,13 +89,21 @@ class Found:
         return self._in_order(lambda candidate: 0, _nothing)
 
     def repairs(self, covered: Pins = _nothing) -> Iterator[Option]:
-        """Yield the layouts that fit, the fewest changes first, then the fastest; skip those that `covered` accepts."""
+        """Yield the layouts that fit, those with the fewest changes to the config first, and the fastest among equals.
+
+        Layouts for which `covered` returns True are skipped. Its answer may change while the iterator runs.
+        """
         return self._in_order(lambda candidate: candidate.changes(self.own.candidate), covered)
 
     def _in_order(self, rank: Callable[[Candidate], int], covered: Pins) -> Iterator[Option]:
-        """Yield the layouts that fit, the lowest rank first, then the fastest.
+        """Yield the layouts that fit, those with the lowest `rank` first, and the fastest among equals.
 
-        Each waits in the queue under the best known key: its rank, then a lower bound of its time, then its time.
+        The queue holds items under a key (rank, seconds). An item leaves the queue when its key is the smallest, and is
+        replaced by items with better known seconds:
+
+        1. A series has the lower bound of all its layouts. It is replaced by its micro-batch sizes.
+        2. A size has first a bound from the series' largest micro-batch, then the bound from its own costs.
+        3. The size's first layout that fits is forecast and has its forecast time. It is yielded.
         """
         waiting: list[tuple[int, float, _Place, _Series | _Step | Option]] = []
 
@@ -95,7 +111,7 @@ class Found:
             heappush(waiting, (min(map(rank, item.alternatives)), bound_s, place, item))
 
         for number, each in enumerate([each for each in self._series if each.is_of_use]):
-            if each.may_fit:  # known by now for series that stand in for others
+            if each.may_fit:  # `is_of_use` has already tested some series
                 wait(each, each.bound_s, (number, 0))
         while waiting:
             _, _, place, item = heappop(waiting)
@@ -118,7 +134,7 @@ class Found:
 
     @property
     def pareto(self) -> list[Option]:
-        """Layouts for which no other is as fast with less memory, the fastest first."""
+        """Layouts that need less memory than every faster layout, the fastest first."""
         front: list[Option] = []
         for option in self.fitting:
             if not front or option.bytes < front[-1].bytes:
@@ -144,9 +160,10 @@ def search(workloads: Workloads, machine: Machine, pins: Pins = anything) -> Fou
 
 
 class _Series:
-    """Layouts with growing micro-batches, each with its alternatives: which of them fit.
+    """Layouts with growing micro-batch sizes, each with its alternatives, and cached results of their forecasts.
 
-    The series of `instead` are faster. If all of them fit, this one is not needed.
+    `instead` has the series of faster forms of context parallelism with otherwise equal settings. If all of them fit
+    with their smallest micro-batch, this series is not needed.
     """
 
     def __init__(self, growing: list[Alternatives], alike: Alike, fitting: Fitting, instead: Sequence[_Series]) -> None:
@@ -155,16 +172,16 @@ class _Series:
 
     @property
     def is_of_use(self) -> bool:
-        """Return whether this series is needed: some series of `instead` does not fit, or there is none."""
+        """Return whether this series is needed: `instead` is empty, or has a series that does not fit."""
         return not self._instead or any(each.option(0) is None for each in self._instead)
 
     @property
     def may_fit(self) -> bool:
-        """Return whether some of it may fit, as far as is known."""
+        """Return whether a layout of the series may fit; True before the smallest micro-batch has been tested."""
         return not self._known or self._known[0] is not None
 
     def option(self, index: int) -> Option | None:
-        """Return the first alternative that fits, which is the fastest; None if none does."""
+        """Return the first alternative of size `index` that fits, which is the fastest; None if no alternative fits."""
         known = self._known
         while len(known) <= index and (not known or known[-1] is not None):
             known.append(self._first_that_fits(self.growing[len(known)]))
@@ -184,18 +201,19 @@ class _Series:
 
     @cached_property
     def bound_s(self) -> float:
-        """Lower bound of the seconds per step of any layout: that of the smallest micro-batch, which idles least."""
+        """Lower bound of the seconds per step of all layouts: that of the smallest micro-batch, which idles least."""
         comparable = all(map(self._is_part_of_largest, range(len(self.growing))))
         return self.bound_from_largest_s(0) if comparable else 0.0
 
     def least_s(self, index: int) -> float:
-        """Return a lower bound of the seconds per step of these alternatives."""
+        """Return a lower bound of the seconds per step for micro-batch size `index`, from the size's own costs."""
         return self._least_s(index, index)
 
     def bound_from_largest_s(self, index: int) -> float:
-        """Return a bound that never exceeds `least_s`, from the times of the largest micro-batch alone.
+        """Return a lower bound that never exceeds `least_s(index)`, from the times of the largest micro-batch.
 
-        With more samples, kernels fill a device better, and launches and weights cost less per sample.
+        The bound holds because time per sample falls with the micro-batch size: kernels fill a device better, and
+        launches and weights cost less per sample. The bound is 0 if the sizes cannot be compared.
         """
         return self._least_s(index, len(self.growing) - 1) if self._is_part_of_largest(index) else 0.0
 
@@ -204,7 +222,7 @@ class _Series:
         return largest.micro_size % one.micro_size == 0 and one.interval == largest.interval
 
     def _least_s(self, index: int, known: int) -> float:
-        """Return the lower bound of alternatives `index`, from the times of parts in the micro-batch of `known`."""
+        """Return the lower bound for size `index`, from the times of the model's parts in micro-batch size `known`."""
         fastest, timed = self.growing[index][0], self.growing[known][0]
         costs = self._alike.costs_of(timed.micro_size)
         assert costs is not None, "layers that can be cut so"
@@ -219,7 +237,7 @@ class _Series:
         return least_s(parts, layers, schedule) * fastest.micro_size / timed.micro_size
 
     def _part_times(self, costs: ModelCosts, candidate: Candidate) -> PartTimes:
-        """Return the times of a model's parts, cached with the costs because many pipelines share them."""
+        """Return the times of a model's parts, cached in its costs because many pipelines share them."""
         key = "search", candidate.split, candidate.interval, candidate.pipe > 1
         machine = self._fitting.machine
         if key not in costs.kept or costs.kept[key][0] is not machine:
@@ -232,13 +250,13 @@ class _Series:
 
 
 class _Step(NamedTuple):
-    """One micro-batch size of a series."""
+    """One micro-batch size of a series, as an item of the queue."""
 
     series: _Series
     size: int
-    """Its index in `growing`."""
+    """Index of the micro-batch size in `series.growing`."""
     is_bounded: bool = False
-    """True if its key in the queue is already the lower bound by its own costs."""
+    """True if the item's key is the lower bound from the size's own costs; else it is from the largest size's."""
 
     @property
     def alternatives(self) -> Alternatives:
@@ -246,23 +264,26 @@ class _Step(NamedTuple):
 
 
 def _shape(candidate: Candidate) -> tuple[object, ...]:
-    """Return what candidates share that differ only in micro-batch, recomputation and form of context parallelism."""
+    """Return the settings except micro-batch size, recomputation and the form of context parallelism."""
     size = 1 if candidate.context is None else candidate.context.size
     return candidate.tensor, size, candidate.pipe, candidate.chunks, candidate.split, candidate.zero
 
 
 class _Forms:
-    """Forms of context parallelism over as many ranks: which is the fastest, and which hold less than faster ones."""
+    """Ranks the forms of context parallelism (ring, ulysses, hybrid) of each size by time, and drops useless ones.
+
+    A form is useless if a faster form holds no more memory.
+    """
 
     def __init__(self, workloads: Workloads, machine: Machine, pins: Pins) -> None:
         self.workloads, self.machine, self.pins = workloads, machine, pins
         self._of_use: dict[tuple[TensorParallel, int], list[ContextParallel | None]] = {}
 
     def fastest_first(self, all_series: Iterator[list[Alternatives]]) -> Iterator[tuple[list[Alternatives], bool]]:
-        """Yield the series of the fastest forms and of the config's own, then those of other forms that hold less.
+        """Yield (series, True) for the fastest form and the config's own, then (series, False) for other useful forms.
 
-        The second value is True for the former. Other forms are needed only if the fastest form of their shape does
-        not fit, however small the micro-batch.
+        Other forms hold less memory. They are needed only if the fastest form with the same other settings does not
+        fit with its smallest micro-batch.
         """
         others: list[list[Alternatives]] = []
         for growing in all_series:
@@ -276,7 +297,10 @@ class _Forms:
         yield from ((growing, False) for growing in others)
 
     def _place(self, candidate: Candidate) -> int | None:
-        """Return a form's rank among the useful ones, the fastest first; None if a faster form holds no more."""
+        """Return the form's place among the useful forms, 0 for the fastest; None if the form is useless.
+
+        The config's own form, and no context parallelism, always have place 0.
+        """
         tensor, context = candidate.tensor, candidate.context
         if context is None or context == self.workloads.own.context:
             return 0
@@ -287,7 +311,7 @@ class _Forms:
         return of_use.index(context) if context in of_use else None
 
     def _without_beaten(self, candidate: Candidate, size: int) -> list[ContextParallel | None]:
-        """Return the forms of a size for which no other is faster and holds no more, the fastest first."""
+        """Return the useful forms of a context-parallel size, the fastest first."""
         forms = []
         for form in contexts(self.workloads, size, candidate.tensor):
             other = candidate._replace(context=form)
@@ -303,7 +327,7 @@ class _Forms:
         return kept
 
     def _takes(self, candidate: Candidate) -> tuple[float, float]:
-        """Return a layer's seconds, and the elements in which forms differ: saved tensors and attention's own."""
+        """Return a layer's seconds, and its saved elements with attention's temporaries, which differ by form."""
         workload = self.workloads.workload(candidate)
         device = self.machine.device.computing_in(workload.dtype)
         costs = workload.costs
@@ -314,11 +338,11 @@ class _Forms:
 
 
 def nearest(workloads: Workloads, machine: Machine) -> Iterator[Option]:
-    """Yield the layouts that fit with one setting changed, the fastest first."""
+    """Yield the layouts that fit and differ from the config in one setting, the fastest first."""
     own = workloads.own
     return search(workloads, machine, lambda candidate: candidate.changes(own) == 1).repairs()
 
 
 def leaders(options: Sequence[Option], error: float) -> list[Option]:
-    """Return the first options that differ from the fastest by no more than the error of the forecast."""
+    """Return the options that are slower than the first by at most the share `error`; `options[0]` is the fastest."""
     return [option for option in options if option.step_s <= options[0].step_s * (1 + error)]

@@ -1,10 +1,15 @@
-"""Search space: all legal layouts except those that cannot win.
+"""Search space: all legal layouts except those that cannot be the best.
 
     for layout in candidates(workloads): ...
 
-Left out before anything is computed are sizes that do not divide; ZeRO stages that hold more and send no less than the
-next one; 1d without sequence=True if the model allows it; pipelines that idle for most of a step. A lint rule may still
-refuse a layout.
+These layouts are left out:
+
+- sizes that do not divide,
+- ZeRO stages that hold more memory and send no less than the next stage,
+- mode 1d without sequence=True, if the model allows sequence=True,
+- pipelines with fewer micro-batches than stages, which idle for most of a step.
+
+The config's own settings are tried in any case. A lint rule may still refuse a layout.
 """
 
 from __future__ import annotations
@@ -21,15 +26,16 @@ from dslpar.schema.parallel_forms import is_of_libai
 from dslpar.schema.sections import ContextParallel, TensorParallel
 
 MOST_MICRO_SIZES = 6
-"""The most micro-batch sizes tried per layout: the smallest, and its doubles."""
+"""The most micro-batch sizes tried per layout: the smallest legal one and its doubles, besides the config's own."""
 CHUNKS = (2, 4)
+"""Numbers of stages per pipeline rank that are tried besides 1."""
 LONG, LEAST_PART = 8192, 4096
-"""Tokens per sample from which on context parallelism is tried if the config has none, and the fewest of them that a
-rank then holds. For shorter samples replicas send less."""
+"""Limits for context parallelism in a config without it. It is tried for samples of at least `LONG` tokens, and a rank
+then has at least `LEAST_PART` tokens of each. For shorter samples data parallelism sends less."""
 
 
 Pins = Callable[[Candidate], bool]
-"""Test of whether a candidate has the values that are fixed."""
+"""A test that accepts the candidates of a search, such as those that keep fixed settings."""
 
 
 def anything(candidate: Candidate) -> bool:
@@ -38,7 +44,10 @@ def anything(candidate: Candidate) -> bool:
 
 
 def pins_of(fixed: Sequence[str], settings: Callable[[Candidate], Mapping[str, str]]) -> Pins:
-    """Return a test that accepts candidates whose settings leave the `fixed` keys alone."""
+    """Return a test that accepts candidates that do not change the `fixed` keys.
+
+    `settings` returns the keys that a candidate sets differently from the config.
+    """
 
     def keeps(candidate: Candidate) -> bool:
         return not any(_same_setting(key, word) for key in settings(candidate) for word in fixed)
@@ -58,11 +67,11 @@ def candidates(workloads: Workloads) -> Iterator[Candidate]:
 
 
 Alternatives = list[Candidate]
-"""Layouts that need less and less memory, and take longer."""
+"""Layouts that differ only in recomputation; each needs less memory and more time than the one before it."""
 
 
 def series(workloads: Workloads, pins: Pins) -> Iterator[list[Alternatives]]:
-    """Yield series of layouts with growing micro-batches, each with its alternatives."""
+    """Yield series: lists of alternatives, one per micro-batch size in ascending order, with equal other settings."""
     own = workloads.own.interval
     intervals: tuple[int, ...] = (0, own, 1) if own > 1 else (0, 1)
     if workloads.base.costs.units and not any(workloads.base.costs.recomputable):
@@ -86,10 +95,11 @@ def series(workloads: Workloads, pins: Pins) -> Iterator[list[Alternatives]]:
 
 
 Shape = tuple[TensorParallel, ContextParallel | None, int, list[int]]
+"""Tensor parallelism, context parallelism, pipeline ranks, and micro-batch sizes."""
 
 
 def _shapes(workloads: Workloads) -> Iterator[Shape]:
-    """Yield tensor and context parallelism, pipeline and micro-batches that suit the model, world and global batch."""
+    """Yield the shapes that suit the model, the number of ranks and the global batch."""
     job, model = workloads.job, workloads.job.spec.model
     world, layers, chain = job.mesh.world_size, sum(workloads.base.counts), is_chain(model)
     for context_size in _context_sizes(workloads):
@@ -107,7 +117,7 @@ def _shapes(workloads: Workloads) -> Iterator[Shape]:
 
 
 def _context_sizes(workloads: Workloads) -> list[int]:
-    """Return sizes of context parallelism: 1, the config's own, and for long sequences those that leave long parts."""
+    """Return the sizes of context parallelism to try: 1, the config's own, and others if sequences are long enough."""
     job, own = workloads.job, workloads.own.context
     sizes = {1} if own is None else {1, own.size}
     if job.seq_len >= LONG and splits_sequences(job.spec.model) and not is_of_libai(job.spec):
@@ -118,7 +128,10 @@ def _context_sizes(workloads: Workloads) -> list[int]:
 def _legal(
     workloads: Workloads, world: int, context_size: int
 ) -> Iterator[tuple[TensorParallel, ContextParallel | None]]:
-    """Yield tensor parallelism within `world` ranks beside context parallelism of a size, if all sizes divide."""
+    """Yield pairs of tensor and context parallelism whose sizes divide.
+
+    Context parallelism has `context_size` ranks, and tensor parallelism any size that divides `world`.
+    """
     for size in divisors(world):
         for tensor in tensors(size, workloads.own.tensor):
             for context in contexts(workloads, context_size, tensor):
@@ -129,6 +142,7 @@ def _legal(
 
 
 def divides(workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None) -> bool:
+    """Return whether the model's sizes divide over these ranks; LiBai configs allow only mode 1d without options."""
     job = workloads.job
     if is_of_libai(job.spec) and tensor not in (NO_TENSOR, TensorParallel(size=tensor.size, mode="1d")):
         return False
@@ -136,16 +150,16 @@ def divides(workloads: Workloads, tensor: TensorParallel, context: ContextParall
 
 
 def has_costs(workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None) -> bool:
-    """Return whether the model's layers can be sharded so, in the smallest micro-batch."""
-    # As ZeRO has them without a pipeline; a cuboid that differs only in this would need another trace.
+    """Return whether the model's layers can be sharded in this way, for the smallest micro-batch."""
+    # Always use the cuboid of ZeRO 1 without a pipeline: other values of `zero_over_d` would need a trace each.
     cuboid = with_zero(workloads.cuboid(tensor, context), workloads.job.spec.model, 1, 1)
     return workloads.has_costs(cuboid, least_micro_size(cuboid))
 
 
 def _worse(workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None) -> bool:
-    """Return whether it is 1d without sequence=True, which sends as much and holds more, if sequence=True is legal.
+    """Return whether the mode is 1d without sequence=True although sequence=True is legal.
 
-    The config's own is tried all the same.
+    With sequence=True the layout sends as much and holds less memory. The config's own mode is never worse.
     """
     if tensor.mode != "1d" or tensor.sequence or tensor == workloads.own.tensor:
         return False
@@ -154,7 +168,10 @@ def _worse(workloads: Workloads, tensor: TensorParallel, context: ContextParalle
 
 
 def contexts(workloads: Workloads, size: int, tensor: TensorParallel) -> Iterator[ContextParallel | None]:
-    """Yield the forms of context parallelism of a size beside a mode; the config's own keeps its options."""
+    """Yield the forms of context parallelism of a size that the tensor mode allows.
+
+    If the config has this size, the forms keep the config's options.
+    """
     if size == 1:
         yield None
         return
@@ -166,7 +183,7 @@ def contexts(workloads: Workloads, size: int, tensor: TensorParallel) -> Iterato
 
 
 def tensors(size: int, own: TensorParallel) -> Iterator[TensorParallel]:
-    """Yield the forms of tensor parallelism over so many ranks; the config's own keeps its options."""
+    """Yield the modes of tensor parallelism over `size` ranks; the config's own mode keeps its options."""
     if size == 1:
         yield NO_TENSOR
         return
@@ -178,7 +195,7 @@ def tensors(size: int, own: TensorParallel) -> Iterator[TensorParallel]:
 
 
 def _plain_tensors(size: int) -> Iterator[TensorParallel]:
-    """Yield each mode's form except 2.5d, whose depth is no better than as many data ranks."""
+    """Yield each mode with default options, except 2.5d, whose depth is no better than as many data ranks."""
     yield TensorParallel(size=size, mode="1d")
     yield TensorParallel(size=size, mode="1d", sequence=True)
     for mode in ("2d", "3d"):
@@ -188,14 +205,14 @@ def _plain_tensors(size: int) -> Iterator[TensorParallel]:
 
 
 def _micro_sizes(samples: int, cuboid: Tensor, own: int) -> list[int]:
-    """Return micro-batch sizes that divide a data rank's samples."""
+    """Return the micro-batch sizes to try, which all divide a data rank's samples per step."""
     least = least_micro_size(cuboid)
     sizes = {least << power for power in range(MOST_MICRO_SIZES)} | {own}
     return sorted(size for size in sizes if size % least == 0 and samples % size == 0)
 
 
 def _schedules(workloads: Workloads, pipe: int) -> Iterator[tuple[int, bool]]:
-    """Yield chunks, and whether the backward is split."""
+    """Yield pairs: stages per rank, and True if the schedule splits the backward."""
     spec, layers = workloads.job.spec, sum(workloads.base.counts)
     for chunks in (1, *CHUNKS) if pipe > 1 else (1,):
         if pipe * chunks <= layers:
@@ -205,10 +222,11 @@ def _schedules(workloads: Workloads, pipe: int) -> Iterator[tuple[int, bool]]:
 
 
 def _goes_with(workloads: Workloads, ranks: int, pipe: int, micro_size: int, chunks: int, split: bool) -> bool:
-    """Return whether a schedule suits the number of micro-batches: several chunks need whole rounds of the ranks.
+    """Return whether a schedule suits the number of micro-batches per step.
 
-    `ranks` is the number per replica. With fewer micro-batches than stages, ranks idle for most of a step, so this is
-    tried only if the config has it now.
+    With several stages per rank the number must be a multiple of the pipeline ranks. If it is smaller than the number
+    of pipeline ranks, these idle for most of a step, so only the config's own setting is tried. `ranks` is the number
+    of ranks per replica.
     """
     job, own = workloads.job, workloads.own
     count = job.batch.global_size * ranks // (job.mesh.world_size * micro_size)
@@ -218,7 +236,10 @@ def _goes_with(workloads: Workloads, ranks: int, pipe: int, micro_size: int, chu
 
 
 def _stages_of_zero(workloads: Workloads, copies: int, pipe: int) -> list[int]:
-    """Return the stages worth trying with `copies` of the weights: ZeRO 1 holds less than 0 and sends as much."""
+    """Return the ZeRO stages to try if the weights have `copies` replicas.
+
+    ZeRO 0 is left out because ZeRO 1 holds less and sends as much, and with a pipeline only ZeRO 1 is tried.
+    """
     own = workloads.own.zero
     if own == 0 and workloads.job.spec.gradient_handler:
         return [0]  # handlers need whole gradients

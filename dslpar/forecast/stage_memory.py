@@ -1,22 +1,22 @@
-"""Memory of each pipeline rank at the fullest moment of a step: a waterfall in bytes.
+"""Memory of each pipeline rank at the fullest moment of a step, in bytes and by part.
 
     made = stage_memory(workload, pipe_rank=0)
     made.total, made.moment                    # 7.1e10, 'backward'
-    binding(workload)                          # the rank of the pipeline that needs the most
+    binding(workload)                          # the pipeline rank that needs the most
 
-Three moments can be the fullest:
+Three moments can be the fullest. At all of them a rank also holds weights and optimizer states:
 
-=========  ===========================================  ==========================================
-moment     when                                         beside weights and optimizer states
-=========  ===========================================  ==========================================
-backward   a loss, or a layer's backward, with as many  activations in flight, logits; gradients of
-           micro-batches in flight as there can be      micro-batches before, and buckets, as they fill
-reduction  the last backward is over                    whole gradients, and all buckets
-step       the optimizer steps                          gradients as it takes them
-=========  ===========================================  ==========================================
+=========  ================================================  ================================================
+moment     time                                              memory besides weights and optimizer states
+=========  ================================================  ================================================
+backward   the backward of the loss or of a layer, with the  activations in flight, logits, gradients of earlier
+           most micro-batches in flight                      micro-batches, and partly filled gradient buckets
+reduction  after a step's last backward                      gradients, and all buckets
+step       during the optimizer's step                       gradients in the form that the optimizer needs
+=========  ================================================  ================================================
 
 Megatron-LM's memory report and LLMem (arXiv 2404.10933) also sum by stage, take the worst stage, and count memory
-outside torch. The constants outside torch are published measurements (NCCL's issues 964 and 986).
+outside torch. The constants for memory outside torch are published measurements (NCCL's issues 964 and 986).
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from dslpar.forecast.workload import Workload
 Moment = Literal["backward", "reduction", "step"]
 
 CONTEXT = 1.1e9
-"""Bytes of a process's CUDA context with its libraries, including the cuBLAS workspaces that torch allocates: one per
-thread that multiplies (32 MiB each on Hopper)."""
+"""Bytes of a process's CUDA context with its libraries, including the cuBLAS workspaces that torch allocates, one per
+thread that computes matrix products (32 MiB each on Hopper)."""
 COMMUNICATOR = 0.55 * 2**30
 """Bytes of NCCL's buffers per communicator."""
 FRAGMENTATION = 0.01
-"""Share of what comes and goes in a step that torch's allocator holds besides; nanotron's peaks show no more of it."""
+"""Overhead of torch's allocator, as a share of the memory that is freed and allocated in a step. nanotron's measured
+peaks show no larger share."""
 
 
 class StageMemory(NamedTuple):
@@ -48,19 +49,21 @@ class StageMemory(NamedTuple):
     weights: float
     gradients: float
     optimizer: float
-    """Moments, and masters."""
+    """Optimizer moments, and `masters`."""
     masters: float
-    """Part of `optimizer`: the weights in fp32."""
+    """Part of `optimizer`: the fp32 copies of weights that it updates."""
     activations: float
-    """Saved for all micro-batches in flight, and needed by the running layer."""
+    """Tensors saved for all micro-batches in flight, and `working`."""
     working: float
-    """Part of `activations` that the running layer needs."""
+    """Part of `activations`: temporaries of the running layer."""
     logits: float
+    """Logits and tensors made from them, while the loss's backward runs."""
     buffers: float
     """DeepSpeed's buckets, and temporarily gathered weights."""
     fragmentation: float
+    """Overhead of torch's allocator."""
     outside: float
-    """Outside torch: the device's context, communicators."""
+    """Memory outside torch: the CUDA context and NCCL's communicators."""
 
     @property
     def allocated(self) -> float:
@@ -74,32 +77,35 @@ class StageMemory(NamedTuple):
 
 
 _Moment = tuple[float, Moment, float, float, float, float, float]
-"""Everything that comes and goes, the moment, and its parts: gradients, saved activations, those of the running layer,
-logits, buffers.
+"""Temporary memory at a moment: (sum, moment, gradients, saved activations, temporaries of the running layer, logits,
+buffers). The sum is that of the five parts.
 """
 
 
 class AtRest(NamedTuple):
-    """Memory of a rank besides activations; all micro-batch sizes share it, if a step has several micro-batches."""
+    """Memory of a rank without activations. It is the same for all layouts that differ only in the micro-batch size, as
+    long as a step has several micro-batches.
+    """
 
     held: States
     left: float
     rises: tuple[tuple[float, float], ...]
     """`States.left` and `States.rises` of `held`."""
     fullest: _Moment
-    """The fuller of the two moments without activations."""
+    """The fuller of the moments "reduction" and "step", which have no activations."""
     outside: float
+    """Memory outside torch."""
 
 
 def at_rest(workload: Workload, pipe_rank: int) -> AtRest:
-    """Return what a pipeline rank holds besides activations."""
+    """Return the memory of a pipeline rank without activations."""
     held = states(workload, pipe_rank)
     outside = CONTEXT + COMMUNICATOR * num_communicators(workload.mesh)
     return AtRest(held, held.left, held.rises, max(_reduction(held), _step(held), key=itemgetter(0)), outside)
 
 
 def stage_memory(workload: Workload, pipe_rank: int, resting: AtRest | None = None) -> StageMemory:
-    """Return the memory of a pipeline rank at its fullest moment; `resting`: the part computed before, if any."""
+    """Return the memory of a pipeline rank at its fullest moment; `resting` is the result of `at_rest`, if known."""
     if resting is None:
         resting = at_rest(workload, pipe_rank)
     held, backward = resting.held, _backward(workload, resting, activations(workload, pipe_rank))
@@ -127,13 +133,14 @@ def binding(workload: Workload) -> StageMemory:
 
 
 def _backward(workload: Workload, resting: AtRest, needed: Activations) -> _Moment:
-    """Return the fullest moment of a micro-batch's backward: the loss's backward or that of a layer.
+    """Return the fullest moment of a micro-batch's backward: in the loss's backward or in a layer's.
 
-    As a backward proceeds, activations are freed, gradients come in a step's first backward, and buckets fill.
+    While a backward proceeds, activations are freed and buckets fill. A step's first backward also allocates gradients.
     """
     held, left = resting.held, resting.left
     saved, first, working, logits, output = needed
-    is_first = saved >= workload.micro_batches * first * 0.999  # all forwards come before any backward
+    # If all micro-batches are in flight at the fullest moment, it is in the step's first backward.
+    is_first = saved >= workload.micro_batches * first * 0.999
     at_loss = 0.0 if is_first else held.gradients
     fullest: _Moment = (at_loss + saved + logits + left, "backward", at_loss, saved, 0.0, logits, left)
     for done, buffers in resting.rises:
@@ -156,11 +163,14 @@ def _step(held: States) -> _Moment:
 
 
 def num_communicators(mesh: Mesh) -> int:
-    """Count the communicators in which a rank sends activations, weights or gradients.
+    """Count the NCCL communicators in which a rank sends activations, weights or gradients.
 
-    There is one per tensor axis with several ranks; one for all of these axes together, in which vectors' gradients are
-    summed; one for replicas; and two for a pipeline's messages, one per direction (`dslpar.distributed.groups`). Groups
-    that only sum numbers, such as norms and the loss, are not counted.
+    - one per tensor axis with several ranks,
+    - one for all axes over which layers sum the gradients of vectors, if there are several,
+    - one for replicas,
+    - two for a pipeline's messages, one per direction (`dslpar.distributed.groups`).
+
+    Groups that only sum single numbers, such as the gradient norm and the loss, are not counted.
     """
     tensor = sum(mesh.sizes[axis] > 1 for axis in TENSOR_AXES)
     summing = sum(mesh.sizes[axis] > 1 for axis in mesh.tensor.summed_by_layers(TENSOR_AXES))

@@ -3,19 +3,24 @@
     time = step_time(workload, device, Nodes.usual(device))
     time.step_s, time.tensor_s, time.bubble
 
-A layer takes the time of its kernels (`dslpar.forecast.kernels`) and collectives (`links`), or the time in which its
-host launches them, whichever is longer; if both are close, a little more than either. The pipeline rank with the most
-work sets the pace. A step is its micro-batches, its idle time, and what follows the last backward::
+A layer's time is that of its kernels (`dslpar.forecast.kernels`) and collectives (`dslpar.forecast.links`), or the time
+that the host needs to launch them, whichever is longer (`dslpar.forecast.part_times`). The pipeline rank with the most
+work per micro-batch, the busiest rank, sets the pace. A step consists of its micro-batches, of the pipeline's idle
+time, and of the work after the last backward::
 
     step = m * busiest + (sum - busiest) / v + messages + reduction + gather + optimizer + rest
 
-with m micro-batches, v chunks per rank, and the sum over the pipeline's ranks. For equal stages this is the closed form
-of `dslpar.layout.schedule`. ZeRO 2 and 3 send gradients and weights in each micro-batch, while it computes.
+Here m is the number of micro-batches, v the number of stages per rank, and `sum` the time of a micro-batch on all
+pipeline ranks. For equal stages this is the closed form of `dslpar.layout.schedule`. ZeRO 2 and 3 send gradients and
+weights in each micro-batch, while it computes.
 
-Sources: vTrain and Calculon for operations over a share of the peak that falls with the size of a product; Calculon and
-llm-analysis for exposed and hidden communication; Megatron-LM's papers for recomputation and the parts of a layer. The
-runs that the constants were fitted to showed launches as a floor of a layer's time, and the cost of a message that a
-host waits for. `terms_of` does everything that needs no constant, so that a calibration does it once per run.
+The forecast has two phases. `terms_of` computes all inputs that need no fitted constant (the terms), which a
+calibration does once per run. `time_of` applies `Constants`.
+
+Sources: vTrain and Calculon for the share of the peak that a matrix product reaches, which falls with its size;
+Calculon and llm-analysis for exposed and hidden communication; Megatron-LM's papers for recomputation and the parts of
+a layer. The runs that the constants were fitted to showed that launches are a lower limit of a layer's time, and the
+cost of messages that a host waits for.
 """
 
 from __future__ import annotations
@@ -33,70 +38,85 @@ from dslpar.forecast.workload import Workload
 from dslpar.layout.schedule import Schedule
 
 ROUNDED = 1 - 1e-9
-"""Just below 1, by more than sums in another order differ."""
+"""Factor just below 1, so that rounding never lifts a lower bound above the time that it bounds."""
 HIDING_BACKWARD = 0.6
 """Share of the last micro-batch's backward that hides a gradient reduction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of a step; the parts add up to it, with `compute_s` and `weights_s` times the number of micro-batches."""
+    """Seconds of a step on the busiest rank, and their parts.
+
+    `compute_s` and `weights_s` are per micro-batch, and all others per step. The parts, with these two multiplied by
+    the number of micro-batches, add up to `step_s`.
+    """
 
     step_s: float
     compute_s: float
-    """Kernels of the busiest rank per micro-batch, including recomputation."""
+    """Kernels per micro-batch, including recomputation."""
     tensor_s: float
-    """Tensor collectives of that rank in a step, beside its kernels."""
+    """Exposed collectives of tensor and context parallelism."""
     launch_s: float
-    """Seconds by which launches lengthen kernels and collectives in a step."""
+    """Time by which the host's launches lengthen kernels and collectives."""
     weights_s: float
-    """Seconds by which ZeRO 2's or 3's traffic lengthens a micro-batch."""
+    """Time by which the traffic of ZeRO 2 or 3 lengthens a micro-batch."""
     bubble_s: float
-    """Idle time of the busiest rank."""
+    """Idle time of the pipeline."""
     hops_s: float
     """Messages between stages."""
     reduction_s: float
     """Reduction of gradients that the backward does not hide."""
     gather_s: float
-    """Gather of the weights that the step has changed."""
+    """ZeRO 1's and 2's gather of updated weights, without the part that the next forward hides."""
     optimizer_s: float
+    """The optimizer's update, and transfers of offloaded states."""
     other_s: float
-    """Time that nothing else explains."""
+    """Fixed time per step (the constant `step_s`)."""
     bubble: float
-    """Idle time of the busiest rank over its busy time."""
+    """`bubble_s` over the busy time of the busiest rank."""
     terms: Terms
+    """Inputs that do not depend on fitted constants."""
 
     @property
     def sent(self) -> tuple[Sent, ...]:
-        """Bytes that a rank of the busiest stage sends along each axis."""
+        """Bytes that a rank of the busiest stage sends per step along each axis."""
         return self.terms.sent
 
 
 class Terms(NamedTuple):
-    """A workload on a machine, before any constant is applied."""
+    """Inputs of a step's time that depend on the workload and the machine, and on no fitted constant."""
 
     parts: PartTerms
+    """Terms of a layer, the tables and the head."""
     splits_backward: bool
+    """True if the schedule computes the gradients of weights separately."""
     layers: tuple[float, ...]
-    """Number of times that each pipeline rank computes a layer."""
+    """Number of times that each pipeline rank computes `ModelCosts.layer` per micro-batch."""
     micro_batches: int
+    """Micro-batches per step."""
     chunks: int
+    """Stages per pipeline rank."""
     message: Transfer
     """One message between two stages."""
     num_messages: int
-    """Messages of a step that are waited for one after the other."""
+    """Length of a step's chain of messages, each of which waits for the one before."""
     replicas: ReplicaTerms
+    """Traffic between replicas, and the optimizer's update."""
     overlaps_reduction: bool
     overlaps_gather: bool
     fused_optimizer: bool
+    """As in `Habits`."""
     offloaded_s: float
-    """Gradients and weights to the host and back."""
+    """Seconds to send gradients to the host and weights back, if the optimizer is offloaded."""
     message_sent: tuple[Sent, ...]
-    """All messages of a step."""
+    """Bytes of all messages between stages in a step."""
 
     @property
     def sent(self) -> tuple[Sent, ...]:
-        """Bytes that a rank of the busiest stage sends per step along each axis; layers and replicas may share one."""
+        """Bytes that a rank of the busiest stage sends per step along each axis.
+
+        Layers and replicas may send along the same axis. Their bytes are added.
+        """
         num_layers, replicas = max(self.layers), self.replicas
         parts = (
             (self.parts.sent, num_layers * self.micro_batches),
@@ -120,7 +140,7 @@ def step_time(
     constants: Constants = DEFAULT,
     replicas: ReplicaTerms | None = None,
 ) -> StepTime:
-    """Return how long a step takes; `replicas`: what they send, if computed before."""
+    """Return the time of a step; `replicas` is the result of `replica_terms`, if known."""
     return time_of(terms_of(workload, device, nodes, replicas), constants)
 
 
@@ -128,7 +148,7 @@ def step_time(
 
 
 def terms_of(workload: Workload, device: Device, nodes: Nodes, replicas: ReplicaTerms | None = None) -> Terms:
-    """Return everything in a step's time that needs no constant."""
+    """Return the inputs of a step's time that need no fitted constant."""
     habits, chunks = workload.habits, workload.chunks
     pipe, micro_batches = chunks.pipe, workload.micro_batches
     if replicas is None:
@@ -153,24 +173,29 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes, replicas: Replica
 
 
 class ReplicaTerms(NamedTuple):
-    """Traffic and updates of ranks with the same weights, at a ZeRO stage; independent of micro-batches."""
+    """Traffic between replicas (ranks with the same weights) at a ZeRO stage, and the optimizer's update.
+
+    It does not depend on the number or size of micro-batches.
+    """
 
     each_micro_batch: tuple[Transfer, ...]
     """Collectives of ZeRO 2 and 3 in each micro-batch."""
     reduction: Transfer
+    """All-reduce of gradients per step, at ZeRO 0 and 1."""
     gather: Transfer
+    """All-gather of updated weights per step, at ZeRO 1 and 2."""
     stepped: float
-    """Weights that a rank updates."""
+    """Number of weights that a rank updates."""
     stepped_s: float
-    """One byte of each of these weights, through memory."""
+    """Seconds to read or write one byte per updated weight, at the memory's bandwidth."""
     sent_each: tuple[Sent, ...] = ()
-    """In each micro-batch."""
+    """Bytes sent per micro-batch."""
     sent_once: tuple[Sent, ...] = ()
-    """In a step."""
+    """Bytes sent once per step."""
 
 
 def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTerms:
-    """Return what replicas send: of the first and the last stage, the one with more weights."""
+    """Return the traffic and updates of replicas, for the first or the last stage, whichever has more weights."""
     mesh, zero, habits = workload.mesh, workload.zero, workload.habits
     axes = [each for each in mesh.zero_axes if mesh.sizes[each] > 1] or ["data"]
     group = group_of(mesh, nodes, *axes)
@@ -205,7 +230,7 @@ def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTe
 
 
 def _message(workload: Workload, device: Device, nodes: Nodes) -> tuple[Transfer, tuple[Sent, ...]]:
-    """Return a message to the next stage, and all of a step; between nodes, all devices of a node send at once."""
+    """Return one message to the next stage, and the bytes of all messages in a step."""
     tensor, group = workload.mesh.tensor, group_of(workload.mesh, nodes, "pipe")
     pieces = tensor.y if workload.habits.splits_messages and tensor.residual == "replicated" else 1
     num_bytes = workload.element_bytes * float(workload.costs.boundary) / pieces
@@ -217,7 +242,14 @@ def _message(workload: Workload, device: Device, nodes: Nodes) -> tuple[Transfer
 
 
 def time_of(terms: Terms, constants: Constants) -> StepTime:
-    """Return the time of a step from its terms."""
+    """Return the time of a step from its terms and fitted constants.
+
+    1. The load of each pipeline rank: seconds per micro-batch. The largest load is the busiest rank's.
+    2. ZeRO 2's and 3's traffic per micro-batch lengthens the busiest load.
+    3. The bubble, and messages between stages.
+    4. Work after the last backward: reduction, gather, optimizer.
+    5. The split of the busiest load into kernels, collectives and launch overhead.
+    """
     parts = part_times(terms.parts, constants, splits_backward=terms.splits_backward)
     layer, head_s, first_sent_s, last_sent_s = parts
     loads = _loads(parts, terms.layers)
@@ -267,10 +299,10 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
 
 
 def least_s(parts: PartTimes, layers: Sequence[float], schedule: Schedule) -> float:
-    """Return a lower bound of a step's time: computing, with a pipeline's idle time, and nothing that replicas send.
+    """Return a lower bound of a step's time: micro-batches and idle time, without traffic between replicas.
 
-    `parts` are times in this schedule, `layers` the layers of each pipeline rank. A search ranks layouts by it until it
-    needs `step_time`: it costs a small part of that, and never returns more.
+    `parts` must be for this schedule. `layers` is the number of layers per pipeline rank. The bound costs much less
+    than `step_time` and never exceeds it, so a search orders layouts by the bound first.
     """
     loads = _loads(parts, layers)
     most = max(loads)
@@ -279,7 +311,7 @@ def least_s(parts: PartTimes, layers: Sequence[float], schedule: Schedule) -> fl
 
 
 def _loads(parts: PartTimes, layers: Sequence[float]) -> list[float]:
-    """Return the seconds that each pipeline rank computes in a micro-batch."""
+    """Return the seconds of each pipeline rank per micro-batch, including the tables and the head at the ends."""
     loads = [parts.layer.seconds * num for num in layers]
     loads[0] += parts.first_sent_s
     loads[-1] += parts.head_s + parts.last_sent_s

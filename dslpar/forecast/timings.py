@@ -1,10 +1,11 @@
-"""Constants of the forecast from kernels and collectives timed alone, as `dslpar measure` does.
+"""Fit constants of the forecast to timings of single kernels and collectives, which `dslpar measure` makes.
 
     constants = constants_of(Timings(products=(Timed((8192, 4096, 4096), 1.1e-3),)), device, Nodes.usual(device))
 
-`dslpar plan --calibrate` needs runs; this needs a minute on the devices. Products of several depths determine the share
-of the peak they reach and the cost of a small depth. All-reduces of several sizes determine a link's bandwidth and a
-hop's latency. The other constants keep their defaults. vTrain and Calculon also start from a few such timings.
+`dslpar plan --calibrate` needs training runs, while these timings need a minute on the devices. Matrix products of
+several depths determine `product_efficiency` and `product_depth`. All-reduces of several sizes determine the efficiency
+and the latency of links, within a node or between nodes. The other constants keep their defaults. vTrain and Calculon
+also start from a few such timings.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dslpar.forecast.kernels import Kernel, kernels_of, products_s
 from dslpar.forecast.links import Group, Nodes, transfer
 
 STEPS = (0.5, 0.2, 0.08, 0.03, 0.01, 0.003)
-"""Steps by which the logarithm of a constant is moved, as long as the loss falls."""
+"""Step sizes of the fit, in the logarithm of a constant, from coarse to fine."""
 
 
 class Timed(NamedTuple):
@@ -41,7 +42,7 @@ class TimedSum(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """Timings on the devices at hand."""
+    """Timings of single operations on this machine's devices."""
 
     products: tuple[Timed, ...] = ()
     sums: tuple[TimedSum, ...] = ()
@@ -51,7 +52,10 @@ class Timings:
 
 
 def constants_of(timings: Timings, device: Device, nodes: Nodes, element_bytes: int = 2) -> Constants:
-    """Return the constants that the timings determine; `device` has the peak of the type that was timed."""
+    """Return the default constants with those replaced that the timings determine.
+
+    `device` must have the peak of the timed dtype (`Device.computing_in`).
+    """
     constants = DEFAULT
     if timings.products:
         parts = [_kernels(each, device, element_bytes) for each in timings.products]
@@ -88,7 +92,7 @@ def _loss(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _fitted(start: Constants, names: Sequence[str], loss: Callable[[Constants], float]) -> Constants:
-    """Return the constants with the least loss within bounds: coordinate descent with smaller and smaller steps."""
+    """Fit the constants in `names` by coordinate descent with smaller and smaller steps, within their bounds."""
     best, least = start, loss(start)
     for step in STEPS:
         moved = True

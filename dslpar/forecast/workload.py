@@ -1,9 +1,11 @@
-"""Workload: a training step as plain values, from a model, ranks, and a framework's habits.
+"""Workload: a training step as plain values, the input of the forecasts of memory and time.
 
-    workload = workload_of(job)        # of a config of ours
+    workload = workload_of(job)        # from a dslpar config
     workload.costs, workload.weights(pipe_rank=0)
 
-Memory, time and search take a workload and a device. The forecast's benchmark makes it from other frameworks' runs.
+A workload has the model, the mesh, the schedule, and the habits of the training framework: its behaviour that changes
+memory or time, such as the dtype of gradients, overlap, and buffers. Habits make the forecast usable for other
+frameworks too. The forecast's benchmark makes workloads from published runs of several frameworks.
 """
 
 from __future__ import annotations
@@ -28,24 +30,24 @@ from dslpar.schema.sections import SGD, AdamW, Model, Optimizer, OtherModel, Spe
 
 Recompute = Literal["none", "selective", "full"]
 CostsOf = Callable[[Tensor, int], ModelCosts | None]
-"""Function (cuboid, samples of a micro-batch) -> costs of a job's model on a rank; None if unknown."""
+"""Function from a cuboid and the samples of a micro-batch to the costs of a job's model on a rank; None if unknown."""
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """Sizes of DeepSpeed's buffers in elements, and their types: keys of its `zero_optimization`."""
+    """Sizes of DeepSpeed's buffers in elements, and their dtypes; backquoted names are keys of DeepSpeed's config."""
 
     reduce: float | None = None
-    """`reduce_bucket_size`; None: dslpar's choice at ZeRO 1 and 2, and DeepSpeed's default at 3."""
+    """`reduce_bucket_size`. None means dslpar's choice at ZeRO 1 and 2, and DeepSpeed's default at ZeRO 3."""
     num_staged: int = 1
-    """Buckets that DeepSpeed fills in turn, if it reduces: 2 with `overlap_comm`."""
+    """Buckets that DeepSpeed fills in turn, if DeepSpeed reduces the gradients: 2 with `overlap_comm`."""
     overlapped: bool = True
-    """True if dslpar reduces ZeRO 1 and 2's gradients under the backward; else DeepSpeed does."""
+    """True if dslpar reduces the gradients of ZeRO 1 and 2 during the backward; False if DeepSpeed reduces them."""
     summed_bytes: int = 4
-    """Bytes of an accumulated gradient element: `data_types.grad_accum_dtype`."""
+    """Bytes per element of an accumulated gradient: `data_types.grad_accum_dtype`."""
     communicated_bytes: int | None = None
-    """Bytes of a gradient element in a collective: `communication_data_type`; None: 4, and 2 in fp16."""
+    """Bytes per element of a gradient in a collective: `communication_data_type`. None means 4, or 2 in fp16."""
     prefetched: float = 5e7
     """`stage3_prefetch_bucket_size`."""
     persistent: float = 1e5
@@ -55,9 +57,9 @@ class Buckets:
     reused: float = 1e9
     """`stage3_max_reuse_distance`."""
     step_elements: float = 1e9
-    """`sub_group_size`: elements that ZeRO 3 updates at once."""
+    """`sub_group_size`: elements that ZeRO 3's optimizer updates at once."""
     offloads_weights: bool = False
-    """True if ZeRO 3's weights are in the host's memory."""
+    """True if ZeRO 3's weights are in the host's memory (`offload_param`)."""
 
     def reduce_elements(self, zero: int) -> float:
         """Return the elements of a gradient bucket at a ZeRO stage."""
@@ -68,53 +70,57 @@ class Buckets:
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """Habits of a framework around a model; the defaults are dslpar's on DeepSpeed in half precision."""
+    """Behaviour of a training framework that changes memory or time.
+
+    The defaults describe dslpar on DeepSpeed in half precision with ZeRO.
+    """
 
     name: str = "dslpar"
     gradient_bytes: float = 4.0
-    """Bytes per element of a gradient that is kept until the step."""
+    """Bytes per element of an accumulated gradient."""
     reduced_bytes: float = 4.0
-    """Bytes per element of a gradient when replicas sum it."""
+    """Bytes per element of a gradient in the reduction over replicas."""
     overlaps_reduction: bool = True
-    """True if the sums over replicas run under the last backward."""
+    """True if the reduction over replicas runs during the last micro-batch's backward."""
     overlaps_gather: bool = False
-    """True if the weights that a step has changed are gathered under the next forward."""
+    """True if updated weights are gathered during the next forward."""
     fused_attention: bool = True
-    """True if attention is fused (flash attention): it keeps no scores, and computes half of the causal ones."""
+    """True if attention is fused (flash attention). It saves no scores, and computes half of them under a causal mask.
+    """
     offloads_optimizer: bool = False
     """True if optimizer states are in the host's memory."""
     moments: float = 2.0
-    """Numbers in fp32 that the optimizer keeps per weight, besides the weight itself."""
+    """Numbers in fp32 that the optimizer keeps per weight, besides the weight itself: 2 for Adam."""
     buckets: Buckets | None = Buckets()
-    """DeepSpeed's buckets; None: a framework without DeepSpeed, which allocates gradients from the start."""
+    """DeepSpeed's buckets. None means a framework without DeepSpeed, which allocates gradients when the run starts."""
     boundaries: int = 2
-    """Residual-sized tensors that a stage keeps per micro-batch: received, and sent."""
+    """Activations at a stage's ends that it keeps per micro-batch: 2 if it keeps both the received and the sent one."""
     fused_norms: bool = True
-    """True if norms keep only their input, as accelerators' kernels do; on a CPU torch's RMSNorm keeps its result."""
+    """True if norms save only their input, like GPU kernels. On a CPU torch's RMSNorm also saves its result."""
     logit_bytes: float | None = None
-    """Bytes per logit while the loss is computed; None: those of `dslpar.layers.loss`."""
+    """Bytes per logit while the loss is computed. None means those of `dslpar.layers.loss`."""
     splits_messages: bool = False
-    """True if the ranks of a tensor group each send a part of a message between stages that they all have."""
+    """True if the ranks of a tensor group each send a part of a message between stages, although all have the whole."""
     blocking_messages: bool = False
-    """True if the host waits for each message between stages, and launches nothing meanwhile."""
+    """True if the host waits for each message between stages, and launches no kernels meanwhile."""
     fused_optimizer: bool = True
-    """True if one kernel updates a weight; else each of the optimizer's operations is a kernel."""
+    """True if one kernel updates a weight; False if each operation of the optimizer is a kernel."""
     launch_ratio: float = 1.0
-    """Kernels that a host launches per layer, relative to a dslpar layer."""
+    """Kernels that the host launches per layer, relative to a dslpar layer."""
     compiles_layers: bool = False
-    """True if torch compiles layers; the collectives of compiled layers are not prefetched."""
+    """True if torch.compile compiles layers. Compiled layers do not prefetch weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One step of training."""
+    """One training step: model, layout and framework."""
 
     model: Model | OtherModel
     mesh: Mesh
     counts: tuple[int, ...]
     """Layers on each stage."""
     schedule: Schedule
-    """Schedule of the pipeline; it has the step's micro-batches, also without a pipeline."""
+    """Schedule of the pipeline. Without a pipeline it still has the number of micro-batches per step."""
     micro_size: int
     """Samples per micro-batch of one data rank."""
     seq_len: int
@@ -122,17 +128,19 @@ class Workload:
     zero: int = 0
     """ZeRO stage."""
     dtype: str = "bf16"
-    """Type that the model computes in."""
+    """Dtype in which the model computes: a key of `DTYPE_BYTES`."""
     recompute: Recompute = "none"
-    """Recomputed activations: none, attention's scores, or all of each group of `interval` layers."""
+    """Activation checkpointing: "none", "selective" for attention's scores, or "full" for groups of layers."""
     interval: int = 1
+    """Layers per recomputed group with "full"."""
     offloads_inputs: bool = False
-    """True if the stored inputs of recomputed layers are in the host's memory."""
+    """True if the saved inputs of recomputed layers are in the host's memory."""
     mlp_chunks: int = 1
-    """Chunks of the tokens in which a recomputed layer computes its norm and MLP."""
+    """Number of chunks of tokens in which a recomputed layer computes its norm and MLP one after the other."""
     loss_chunks: int = 1
-    """Chunks of the tokens, one of which has its logits at a time."""
+    """Number of chunks of tokens for which logits and loss are computed one after the other."""
     habits: Habits = Habits()
+    """Behaviour of the training framework."""
     known_costs: ModelCosts | None = None
     """Costs of the model's parts on a rank, if computed before."""
 
@@ -171,12 +179,12 @@ class Workload:
         return found
 
     def ends(self, stage: int) -> Costs:
-        """Return the costs of a stage besides its layers: the tables of the first, the head of the last."""
+        """Return the costs of a stage without its layers: the tables in the first stage, the head in the last."""
         first, last = stage == 0, stage == self.chunks.last
         return (self.costs.first if first else Costs()) + (self.costs.last if last else Costs())
 
     def layers_of(self, stage: int) -> tuple[tuple[Costs, int], ...]:
-        """Return the layers of a stage, each kind with its number."""
+        """Return the layers of a stage as pairs (costs, number of layers with these costs)."""
         if not self.costs.units:
             return ((self.costs.layer, self.counts[stage]),)
         before = sum(self.counts[:stage])
@@ -184,7 +192,11 @@ class Workload:
 
     @property
     def layers_on_ranks(self) -> tuple[float, ...]:
-        """Number of times that each pipeline rank computes `costs.layer`: its layers, or its share of all layers."""
+        """Number of times that each pipeline rank computes `costs.layer` per micro-batch.
+
+        This is the rank's number of layers. In a traced model, where `costs.layer` is all layers together, it is the
+        rank's share of their compute.
+        """
         return layers_on_ranks(self.costs, self.counts, self.chunks.pipe)
 
     def weights(self, pipe_rank: int) -> float:
@@ -210,7 +222,7 @@ class Workload:
 
 
 def layers_on_ranks(costs: ModelCosts, counts: tuple[int, ...], pipe: int) -> tuple[float, ...]:
-    """Return how many times each pipeline rank computes `costs.layer`, with `counts` layers on the stages."""
+    """Return `Workload.layers_on_ranks` for `counts` layers on the stages of `pipe` ranks."""
     loads: tuple[float, ...] = counts
     if costs.units:
         ends = [0, *accumulate(counts)]
@@ -219,7 +231,7 @@ def layers_on_ranks(costs: ModelCosts, counts: tuple[int, ...], pipe: int) -> tu
 
 
 def costs_by_form(job: Job) -> CostsOf:
-    """Return the closed-form costs of a job's model, as far as they are known before it is built."""
+    """Return the function that computes a job's costs in closed form; it returns None if they are unknown."""
 
     by_form = costs_function(job.spec.model, job.seq_len) if job.seq_len else None
 
@@ -242,7 +254,7 @@ def workload_of(job: Job, costs_of: CostsOf | None = None) -> Workload | None:
         counts=job.stages.counts,
         schedule=job.schedule,
         micro_size=job.batch.micro_size,
-        seq_len=job.seq_len or 1,  # 0 for a traced model whose samples are not sequences
+        seq_len=job.seq_len or 1,  # job.seq_len is 0 for a traced model whose samples are not sequences
         zero=spec.zero.stage,
         dtype=spec.precision.dtype,
         recompute="none" if checkpoint is None else "full",
@@ -256,7 +268,7 @@ def workload_of(job: Job, costs_of: CostsOf | None = None) -> Workload | None:
 
 
 def habits_of(spec: Spec) -> Habits:
-    """Return what DeepSpeed and dslpar do with this config."""
+    """Return the habits of dslpar and DeepSpeed with this config."""
     half = spec.precision.dtype != "fp32"
     # ZeRO 0 in half precision keeps and sums gradients in the model's type; ZeRO 1 to 3 do so in fp32.
     narrow = half and spec.zero.stage == 0
@@ -274,7 +286,7 @@ def habits_of(spec: Spec) -> Habits:
 
 
 def buckets_of(spec: Spec) -> Buckets:
-    """Return the sizes of DeepSpeed's buffers with this config: those that it sets, and defaults for others."""
+    """Return the sizes of DeepSpeed's buffers: those that the config sets, and defaults for the others."""
     own = spec.deepspeed
     zero = {**spec.zero.extra, **own.get("zero_optimization", {})}
     sizes = {name: float(zero[key]) for name, key in _SIZES.items() if key in zero}
@@ -300,7 +312,7 @@ _SIZES = {
 
 
 def _moments(optimizer: Optimizer) -> float:
-    """Return the numbers that an optimizer keeps per weight; for an unknown class, as many as Adam."""
+    """Return how many numbers an optimizer keeps per weight; an unknown class counts like Adam, with 2."""
     if isinstance(optimizer, SGD):
         return 1.0 if optimizer.momentum else 0.0
     if isinstance(optimizer, AdamW):

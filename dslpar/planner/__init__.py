@@ -1,4 +1,5 @@
-"""The planner: reports of layouts, forecasts and searches, and lint rules that need them. No torch.
+"""The planner: reports of layouts, forecasts and searches, and lint rules that need forecasts.
 
-It depends on lint, layout and the forecast. `dslpar.linter.registry` lists its rules under this package's name.
+It does not import torch. It depends on the linter, the layout and the forecast. `dslpar.linter.registry` imports the
+rules by name, because this package imports the linter itself.
 """

@@ -3,8 +3,9 @@
     measured = read_measured(Path("outputs/llama_7b"), device="h100-80g")
     measured.step_s, measured.forecast.time.step_s
 
-A step's time is the median in metrics.jsonl, without skipped steps and without the first steps, in which kernels are
-chosen and compiled. The layout comes from the run's config.yaml and world size.
+A run's step time is the median of `step_s` in its metrics.jsonl. Skipped steps do not count, and neither do the first
+steps, in which kernels are chosen and compiled. The layout comes from the run's config.yaml, which also has the number
+of ranks.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from dslpar.reporting.metrics_file import MetricsError
 from dslpar.reporting.run_list import read_run
 
 FIRST_STEPS = 3
-"""First steps, which are not counted."""
+"""Number of steps at the beginning of a run that do not count."""
 FEWEST_STEPS = 5
-"""The fewest steps that must remain."""
+"""The fewest counted steps of a usable run."""
 
 
 class NoMeasurementError(ValueError):
-    """A folder without a usable step time; the message says why."""
+    """The run folder has no usable measurement; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +44,18 @@ class Measured:
 
     @property
     def run(self) -> Run:
-        """Return the measurement in the form that a calibration takes."""
+        """The measurement as an input of `dslpar.forecast.calibrate`."""
         made = self.forecast
         device = made.machine.device.computing_in(made.workload.dtype)
         return Run(terms_of(made.workload, device, made.machine.nodes), self.step_s)
 
 
 def read_measured(path: Path, device: str | None = None, per_node: int | None = None) -> Measured:
-    """Read a run's folder; `device` and `per_node` describe its machine, if its config does not.
+    """Read a run folder; `device` and `per_node` describe the run's machine if its config does not.
 
     Raises:
-        NoMeasurementError: it has no config, no world size, too few steps, or an unknown model or device.
+        NoMeasurementError: the run has no config, no world size, or too few steps; or its config has errors, an unknown
+            device, or a model with unknown costs.
     """
     step_s = _step_s(path)
     world_size = read_run(path).world_size

@@ -4,10 +4,11 @@
     for name, svg in pictures(job, forecast).items():
         Path(f"{name}.svg").write_text(svg)
 
-The page consists of static SVGs and tables, so it can be read and printed without its script. The script marks the
-groups of the rank under the pointer, and switches between light and dark. Paths and names come from users and are
-escaped. As a second barrier, the page's content security policy allows only the page's own style and script, by their
-hashes, and no requests (https://www.w3.org/TR/CSP3).
+`job` is the resolved config, and `forecast` its forecast or None. The page consists of static SVGs and tables, so it
+can be read and printed without its script. The script marks the groups of the rank under the pointer, and switches
+between light and dark. Paths and names come from users and are escaped. As a second protection, the page's content
+security policy (https://www.w3.org/TR/CSP3) allows only the page's own style and script, by their hashes, and no
+requests.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class _Section(NamedTuple):
     """A section of the page."""
 
     name: str
+    """Its anchor: `#mesh`."""
     title: str
     lead: str
     """One sentence about the picture, as HTML."""
@@ -43,7 +45,7 @@ class _Section(NamedTuple):
 
 
 def as_html(job: Job, made: Forecast | None) -> str:
-    """Return the page; `made` is the forecast, None if the machine or the model's costs are unknown."""
+    """Return the page as HTML; `made` is the forecast, or None if the machine or the model's costs are unknown."""
     sections = list(_sections(job, made))
     css = style() + scheme(":root[data-theme=light]", "light") + scheme(":root[data-theme=dark]", "dark")
     css += _file("page.css")
@@ -74,18 +76,18 @@ def as_html(job: Job, made: Forecast | None) -> str:
         "<main>",
         *(_html(each) for each in sections),
         "</main>",
-        "<footer>What dslpar knows before anything runs: <code>dslpar show</code> prints the same as text, "
+        "<footer>This page shows what dslpar knows before a run. <code>dslpar show</code> prints the same as text. "
         "<code>dslpar plan</code> looks for better layouts.</footer>",
         f"<script>{script}</script>",
         "</body>",
         "</html>",
     ]
-    # ASCII with character references is the same in every encoding of a terminal or pipe.
+    # Write other characters as references: ASCII stays the same whatever encoding a terminal or pipe uses.
     return ("\n".join(parts) + "\n").encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def pictures(job: Job, made: Forecast | None) -> dict[str, str]:
-    """Return the pictures as SVG files, by name."""
+    """Return the texts of the pictures' SVG files, by name."""
     drawn = (each.picture for each in _sections(job, made))
     return {picture.name: picture.standalone() for picture in drawn if picture is not None}
 
@@ -163,7 +165,7 @@ def _mesh(job: Job, made: Forecast | None) -> _Section:
     controls = (
         f'<div class="controls" id="mesh-controls" role="group" aria-label="Axis" hidden>{buttons}</div>'
         '<p id="mesh-told" role="status">Point at a rank, or move to it with Tab and the arrow keys, to see its group '
-        "on an axis; a click keeps it.</p>"
+        "on an axis. Click to keep it marked.</p>"
     )
     lead = f"{job.mesh.world_size:,} ranks in nodes of {per_node}; order {', '.join(job.mesh.order)}, slow to fast."
     table = _table("Groups", ("axis", "ranks", "groups", "the first ones"), mesh.group_rows(job.mesh))

@@ -3,8 +3,8 @@
     made = plan_of(question, checked, job, machine)
     made.repairs[0].overrides          # ["batch.micro_size=2"]
 
-Every suggestion was linted with its overrides, and resolved to the layout that was forecast. A layout that lint refuses
-is never shown.
+A repair is a layout that fits with few changes to a config that does not. Every suggested layout is checked: the config
+with its overrides passes lint, and resolves to the layout that was forecast.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from dslpar.linter import check
 from dslpar.linter.check import Checked
 
 MOST_REPAIRS, MOST_LAYOUTS = 3, 8
+"""The most repairs and the most fast layouts in a plan."""
 _MORE_CHANGES = 3
-"""Changes that a repair may have beyond the smallest repair."""
+"""The most changes that a repair may have in addition to the number of changes of the smallest repair."""
 _MOST_REFUSED = 40
-"""Layouts that lint may refuse before the search stops."""
+"""The number of layouts that lint may refuse before the search stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """A layout that passes lint, with the overrides that make it."""
+    """A layout that passes lint, with the overrides that turn the config into it."""
 
     overrides: tuple[str, ...]
-    """Overrides as on the command line; empty for the config's own layout."""
+    """Words for the command line, such as "zero.stage=2"; empty for the config's own layout."""
     option: Option
+    """The layout and its forecast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +45,16 @@ class Plan:
 
     job: Job
     own: Forecast
+    """Forecast of the config's own layout."""
     machine: Machine
     repairs: tuple[Suggestion, ...]
-    """The smallest changes that make it fit; empty if it fits."""
+    """The smallest changes that make the config fit; empty if it fits."""
     layouts: tuple[Suggestion, ...]
-    """The fastest layouts that fit."""
+    """The fastest layouts that fit, in order of their time."""
     num_legal: int
-    """Number of layouts that were searched."""
+    """Number of layouts in the search."""
     fixed: tuple[str, ...] = ()
-    """Keys whose values were kept."""
+    """Keys whose values the search must not change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +66,11 @@ class Question:
     words: tuple[str, ...]
     """Overrides of the command line, including those of the fixed keys."""
     fixed: tuple[str, ...]
-    """Keys whose values must be kept."""
+    """Keys whose values the search must not change."""
     trusted: tuple[str, ...] = ()
+    """Packages whose classes the config may import (`--trust`)."""
     by_program: bool = False
+    """True if a program passes the model, so the config may have none (`--program`)."""
 
     def check(self, world_size: int, more: Sequence[str] = (), errors_only: bool = False) -> Checked:
         """Lint the config with `more` overrides."""
@@ -79,13 +84,13 @@ def job_of(checked: Checked) -> Job | None:
 
 
 class NoForecastError(ValueError):
-    """The model's costs are unknown."""
+    """No forecast is possible, because the model's costs are unknown; the message says what to do."""
 
 
 def plan_of(question: Question, checked: Checked, job: Job, machine: Machine, costs_of: CostsOf | None = None) -> Plan:
     """Forecast a linted config's job, and search for better layouts.
 
-    `costs_of`: the model's costs, if it was traced (`dslpar.dry_run.trace`).
+    `costs_of` returns the model's costs if it was traced (`dslpar.dry_run.trace`), and is None otherwise.
 
     Raises:
         NoForecastError: the model's costs are unknown.
@@ -123,16 +128,20 @@ def _pins(question: Question, job: Job, workloads: Workloads) -> Pins:
 
 
 def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
-    """Yield the smallest changes that fit; of each set of keys, only the fastest.
+    """Yield the repairs, those with the fewest changes first.
 
-    A layout with many more changes than the smallest repair is another layout, not a repair.
+    Of the layouts that change the same keys, or more, only the fastest with the fewest changes is a repair. A layout
+    with more than `_MORE_CHANGES` changes above the smallest repair is not one either.
     """
     own, seen = found.own.candidate, list[set[str]]()
     most_changes = 0
     known: dict[tuple[object, ...], Set[str]] = {}
 
     def covered(candidate: Candidate) -> bool:
-        """Return whether an earlier repair suffices: a subset of these keys (but the batch's), or far fewer changes."""
+        """Return whether earlier repairs make this candidate unnecessary.
+
+        Either it has too many changes, or an earlier repair changes a subset of its keys. Batch keys do not count here.
+        """
         if not seen:
             return False
         if candidate.changes(own) > most_changes:
@@ -159,7 +168,7 @@ def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
 
 
 class _Linted:
-    """Lints suggestions, and counts those that lint refuses."""
+    """Turns options into suggestions by linting them, caches the results, and counts refused layouts in `refused`."""
 
     def __init__(self, question: Question, job: Job, written: Mapping[str, str]) -> None:
         self.question, self.job, self.written, self.refused = question, job, written, 0
@@ -176,7 +185,7 @@ class _Linted:
                 return
 
     def suggestion(self, option: Option) -> Suggestion | None:
-        """Return a layout as a suggestion; None if lint refuses it."""
+        """Return an option as a suggestion; None if lint refuses it, or if not all of its pipeline ranks fit."""
         candidate = option.candidate
         if candidate not in self._known:
             words = tuple(overrides(self.job, candidate, self.written))

@@ -1,4 +1,7 @@
-"""Report of `dslpar plan`: memory of the binding rank as a waterfall, time, repairs, and better layouts."""
+"""Report of `dslpar plan`: the memory of the fullest rank by part, the step's time, repairs, and the fastest layouts.
+
+The report is text or JSON. The *binding* rank is the pipeline rank that needs the most memory.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ def _heading(plan: Plan) -> Iterator[str]:
 
 
 def _unit(own: Forecast) -> str:
-    """Return the unit: tokens, or samples for a traced model whose samples are not sequences."""
+    """Return the unit of the throughput: tokens, or samples for a traced model whose samples are not sequences."""
     return "tokens" if own.workload.seq_len > 1 else "samples"
 
 
@@ -104,7 +107,7 @@ def _name(workload: Workload) -> str:
 
 
 def _parameters(workload: Workload) -> float:
-    """Return the number of parameters from what ranks hold, counting replicas once."""
+    """Return the model's number of parameters: the sum over the ranks of one replica, with shared weights once."""
     mesh, costs = workload.mesh, workload.costs
     layers = costs.layer.memory.weights * (1 if costs.units else sum(workload.counts))
     held = layers + costs.first.memory.weights + costs.last.memory.weights
@@ -155,12 +158,12 @@ def _note(name: str, own: Forecast) -> str:
 
 
 def _axes(names: str) -> str:
-    """Return the name of an axis, or of several axes that are separated by spaces."""
+    """Return "axis y", or "axes d and q" for several names that are separated by spaces."""
     return f"axes {' and '.join(names.split())}" if " " in names else f"axis {names}"
 
 
 def describe(workload: Workload, candidate: Candidate) -> str:
-    """Return a layout as one line."""
+    """Return a layout as one line: "pipeline 2, data 4, ZeRO 1, micro 2 x 8"."""
     mesh = workload.mesh
     parts = [f"pipeline {mesh.pipe}"] if mesh.pipe > 1 else []
     if mesh.pipe > 1 and candidate.schedule_type != "1f1b":
@@ -213,7 +216,7 @@ def _repair_lines(plan: Plan) -> Iterator[str]:
 
 
 def _table(title: str, rows: Sequence[tuple[str, Option, str]]) -> Iterator[str]:
-    """Yield a title and numbered rows: the text, memory, time, and a mark at the end."""
+    """Yield a title and numbered rows; `rows` has each row's text, its option, and a mark for the end of the line."""
     width = max(len(title) - 5, *(len(text) for text, _, _ in rows))
     yield f"{title:{width + 5}} {'GiB':>6} {'step':>9} {'MFU':>7} {'bubble':>7}"
     for number, (text, option, mark) in enumerate(rows, start=1):
@@ -264,7 +267,7 @@ def _comparison(plan: Plan) -> Iterator[str]:
 
 
 def _reason(own: Forecast, best: Forecast) -> str:
-    """Name the part of a step whose time exceeds that in the best layout the most."""
+    """Name the part of the step in which the config's own layout loses the most time against the best layout."""
     cheaper = _parts_s(best)
     more = {name: seconds - cheaper[name] for name, seconds in _parts_s(own).items()}
     most = max(more, key=lambda name: more[name])

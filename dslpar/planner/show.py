@@ -1,7 +1,8 @@
 """Report of `dslpar show` as text, JSON and a picture of the schedule.
 
-It has a job's sizes, rank groups, stages, batch, divisors, traffic, schedule, memory, and DeepSpeed config. The
-functions take the job and its forecast, which is None if the machine or the costs of the model's layers are unknown.
+The report has a job's sizes, rank groups, stages, batch, conditions of divisibility, traffic, schedule, memory, and
+DeepSpeed config. The functions take the job and its forecast `made`, which is None if the machine or the costs of the
+model's layers are unknown.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def as_json(job: Job, made: Forecast | None = None) -> str:
 
 
 def as_text(job: Job, made: Forecast | None = None) -> str:
-    """Return the record as text; of many groups, only the first ones and the last."""
+    """Return the report as text; if an axis has many groups, it lists only the first ones and the last."""
     mesh, cuboid = job.mesh, job.mesh.tensor
     x, y, z = cuboid.shape
     mode = f" ({cuboid.mode}: x {x}, y {y}, z {z})" if cuboid.mode else ""
@@ -74,7 +75,10 @@ def as_text(job: Job, made: Forecast | None = None) -> str:
 
 
 def _context(cuboid: Tensor) -> str:
-    """Return context parallelism as a factor of the world; empty if mode 'sequence' includes it."""
+    """Return context parallelism as a factor of the number of ranks: " * context 4 (ring)".
+
+    The text is empty without context parallelism, and for mode 'sequence', whose tensor size already includes it.
+    """
     if cuboid.context == 1 or cuboid.mode == "sequence":
         return ""
     parts = f": ulysses {cuboid.ulysses}, ring {cuboid.ring}" if cuboid.impl == "hybrid" else ""
@@ -82,13 +86,13 @@ def _context(cuboid: Tensor) -> str:
 
 
 def as_svg(job: Job, made: Forecast | None = None) -> str:
-    """Draw the schedule; a step with too many micro-batches to draw is drawn with fewer."""
+    """Draw the schedule as an SVG file; a step with too many micro-batches is drawn with fewer."""
     timeline, title = _drawn_step(job)
     return plot_schedule.draw(timeline, job.chunks, title)
 
 
 def schedule_picture(job: Job) -> Picture | None:
-    """Draw the schedule for a page; None if there are too many ranks to simulate even one round of micro-batches."""
+    """Draw the schedule for a page; None if the pipeline has too many ranks to simulate one round of micro-batches."""
     if bubble.num_actions(_round(job)) > bubble.MOST_ACTIONS:
         return None
     timeline, title = _drawn_step(job)
@@ -169,7 +173,7 @@ def _percent(share: float) -> str:
 
 
 def _divisors(job: Job) -> list[Condition]:
-    """Return the conditions of divisibility with full keys, and the padding of the vocabulary."""
+    """Return the sizes that must divide, and the padded vocabulary, each with its full config key."""
     model, cuboid = job.spec.model, job.mesh.tensor
     found = conditions(model, cuboid, job.seq_len, job.batch.micro_size)
     if isinstance(model, Model):
@@ -184,8 +188,8 @@ def _divisor_lines(job: Job) -> Iterator[str]:
     shown = dict[str, int]()
     for key, value in dict.fromkeys((each.key, each.value) for each in found):
         reasons = ", ".join(dict.fromkeys(each.why for each in found if (each.key, each.value) == (key, value)))
-        # A key of heads may have a second value, the weight's features. A list of heads has several numbers of heads. A
-        # ratio has features only.
+        # A key may have several values. For a number of heads, a later value that is a multiple of the first is a
+        # number of features. A list of heads has several numbers of heads. A key `*_ratio` has only features.
         unit = " features" if key.endswith("_ratio") or (key in shown and value % shown[key] == 0) else ""
         shown.setdefault(key, value)
         yield f"  {key} {value:,}{unit} by {reasons}"

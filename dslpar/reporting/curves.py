@@ -3,9 +3,9 @@
     panels, problems = read_panels([Path("outputs/a"), Path("outputs/b")], ["loss", "lr"], x="tokens", smooth=10)
     panels[0].metric, panels[0].curves[1].xs, panels[0].curves[1].ys
 
-A null in metrics.jsonl (a skipped step) becomes None here and a gap in the plot: no line is drawn over it. A metric
-that a line lacks (`eval_loss`) is not a gap. Long curves are thinned to the lowest and the highest value per column of
-the plot, as oscilloscopes do, so that no spike is lost.
+A null in metrics.jsonl marks a skipped step. It becomes None in a curve, and a gap in the plot. A line without the
+metric, such as `eval_loss` in most lines, makes no gap. Long curves are thinned to the lowest and the highest value per
+column of the plot, as oscilloscopes do, so that no spike is lost.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dslpar.reporting.metrics_file import MetricsError, Record
 METRICS = ("loss", "grad_norm", "lr", "tokens_per_s")
 """Metrics drawn by default."""
 XS = ("step", "tokens", "time")
-"""Possible x axes; time is the seconds spent in steps."""
+"""Possible x axes. "time" is the sum of seconds spent in steps."""
 _SAMPLES = {"tokens": "images", "tokens_per_s": "images_per_s"}
-"""Names of the metrics that a run on images has in place of tokens."""
+"""Names of the metrics that a run on images has in place of those for tokens."""
 
 
 class Curve(NamedTuple):
@@ -32,13 +32,13 @@ class Curve(NamedTuple):
 
     run: str
     xs: Sequence[float]
-    """Ascending."""
+    """Positions on the x axis, ascending."""
     ys: Sequence[float | None]
     """One per x; None is a gap."""
 
 
 class Panel(NamedTuple):
-    """A metric of all runs."""
+    """A plot of one metric with a curve per run."""
 
     metric: str
     curves: Sequence[Curve]
@@ -51,10 +51,10 @@ class Panel(NamedTuple):
 def read_panels(
     folders: Sequence[Path], metrics: Sequence[str], x: str = "step", smooth: int = 1
 ) -> tuple[list[Panel], list[str]]:
-    """Read the curves of runs; also return the problems in their files.
+    """Read the curves of runs; return the panels, and the problems in the runs' files.
 
-    x: one of XS. smooth: each value becomes the mean of the last `smooth` values, without gaps; evaluations are not
-    smoothed.
+    x: the x axis, one of XS.
+    smooth: each value becomes the mean of the last `smooth` values. Gaps do not count, and `eval_loss` is not smoothed.
     """
     runs: dict[str, list[Record]] = {}
     problems = []
@@ -78,7 +78,7 @@ def read_panels(
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Return short names that tell folders apart, without the folders that contain all of them.
+    """Return the folders' paths without the parent folders that they all share.
 
     >>> short_names([Path("outputs/a/1"), Path("outputs/b/1")])
     ['a/1', 'b/1']
@@ -100,12 +100,12 @@ def _curve(run: str, records: Sequence[Record], metric: str, x: str, smooth: int
 
 
 def _name_in(record: Record, metric: str) -> str:
-    """Return the name under which a record has a metric; empty if it has none."""
+    """Return the name under which a record has a metric; empty if the record lacks the metric."""
     return next((name for name in (metric, _SAMPLES.get(metric, "")) if name in record), "")
 
 
 def _positions(records: Sequence[Record], x: str) -> Iterator[float | None]:
-    """Yield each record's position on the x axis; None if it has none."""
+    """Yield each record's position on the x axis; None if the record lacks the axis's metric."""
     time_s = 0.0
     for record in records:
         time_s += metrics_file.number(record, "step_s") or 0.0
@@ -113,7 +113,7 @@ def _positions(records: Sequence[Record], x: str) -> Iterator[float | None]:
 
 
 def _smoothed(ys: Sequence[float | None], size: int) -> list[float | None]:
-    """Return the mean of the last `size` values at each position, without gaps; gaps stay."""
+    """Return, at each position, the mean of the last `size` values. Gaps (None) stay, and do not count in means."""
     window: deque[float | None] = deque(maxlen=size)
     smoothed: list[float | None] = []
     for y in ys:

@@ -10,7 +10,7 @@ AXES = ("pipe", "data", "tensor", "x", "y", "z")
 
 
 def layout_record(job: Job) -> dict[str, object]:
-    """Return the record; programs rely on the names in it."""
+    """Return a job's layout as a record for JSON; programs rely on the names in it."""
     mesh, cuboid, stages = job.mesh, job.mesh.tensor, job.stages
     return {
         "world_size": mesh.world_size,
@@ -33,7 +33,11 @@ def layout_record(job: Job) -> dict[str, object]:
 
 
 def schedule_record(job: Job) -> dict[str, object]:
-    """Return the schedule of a pipeline's step, with its bubble, and what each rank holds."""
+    """Return a pipeline's schedule as a record for JSON.
+
+    `bubble` is None if the step is too long to simulate. `held` has the most micro-batches whose activations a rank
+    holds at once, and `deferred` the most that wait for the gradients of weights.
+    """
     schedule, timeline = job.schedule, bubble.simulate_job(job)
     held = [schedule.held(rank) for rank in range(job.mesh.pipe)]
     return {
@@ -47,7 +51,7 @@ def schedule_record(job: Job) -> dict[str, object]:
 
 
 def schedule_type(job: Job) -> str:
-    """Return the schedule's name; DeepSpeed's own by default."""
+    """Return the schedule's name; by default it is DeepSpeed's schedule, 1f1b."""
     return job.spec.schedule.type if job.spec.schedule is not None else "1f1b"
 
 

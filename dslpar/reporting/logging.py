@@ -1,7 +1,7 @@
 """Logging: rank 0 to the terminal and to log.txt, the other ranks only in error.
 
-Output of other ranks before the process group exists is kept, in case only they fail. DeepSpeed's lines, including its
-prints, go to log.txt and not to the terminal.
+Before the process group exists, the output of other ranks is kept in memory, so that it can be shown if only such a
+rank fails. DeepSpeed's log lines and prints go to log.txt, and not to the terminal.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ NO_SOURCES: Mapping[str, str] = MappingProxyType({})
 
 
 def print_findings(findings: Sequence[Finding], sources: Mapping[str, str] = NO_SOURCES) -> None:
-    """Print findings to stderr as lint prints them, with their lines of the `sources`."""
+    """Print findings to stderr like `dslpar lint`; `sources` has the texts of files, whose lines are quoted."""
     if findings:
         sys.stderr.write(report_text.text(findings, sources))
 
 
 @contextlib.contextmanager
 def muted_unless_rank_0(rank: int) -> Iterator[io.StringIO]:
-    """Keep the output of ranks other than 0, since rank 0 prints the same."""
+    """On ranks other than 0, redirect output to the yielded buffer, since rank 0 prints the same."""
     kept = io.StringIO()
     if rank == 0:
         yield kept
@@ -56,10 +56,10 @@ def warn_on_rank_0(rank: int) -> None:
 
 @contextlib.contextmanager
 def log_to_run_folder(folder: Path | None, rank: int) -> Iterator[None]:
-    """On rank 0, log our lines to the terminal and log.txt, and lines of DeepSpeed and Python's warnings to log.txt.
+    """Set up logging for the body, and restore all loggers afterwards.
 
-    Without a folder, our lines go to the terminal alone. A repeated warning is logged once. Afterwards all loggers are
-    restored.
+    On rank 0, dslpar's lines go to the terminal and to log.txt. DeepSpeed's lines and Python's warnings go to log.txt
+    alone. A repeated warning is logged once. Without a folder there is no log.txt. Other ranks log nothing.
     """
     external = [logging.getLogger("DeepSpeed"), logging.getLogger("py.warnings")]
     before = [(logger, logger.handlers, logger.propagate, logger.level) for logger in (log, *external)]
@@ -85,7 +85,7 @@ def log_to_run_folder(folder: Path | None, rank: int) -> Iterator[None]:
 
 
 def log_to_file(text: str) -> None:
-    """Log an error to log.txt alone, because the code that raises it also shows it."""
+    """Log an error to log.txt alone; the code that raises the error shows it on the terminal."""
     log.error("%s", text, extra={_ONLY_IN_FILE: True})
 
 
@@ -106,7 +106,7 @@ class _RepeatedWarnings(logging.Filter):
 
 
 class _Formatter(logging.Formatter):
-    """Escape arguments, so that each stays on its line, and indent further lines of a record."""
+    """Formatter that escapes control characters in arguments, and indents all lines of a record after the first."""
 
     def format(self, record: logging.LogRecord) -> str:
         if isinstance(args := record.args, tuple):
@@ -117,10 +117,10 @@ class _Formatter(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """log.txt; a full disk is reported once, by the files that must be written: metrics and checkpoints."""
+    """Handler for log.txt that ignores write errors. Writers of metrics and checkpoints report a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
-        """Drop the line."""
+        """Drop the line that cannot be written."""
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _Terminal(logging.Handler):
-    """Print lines above the progress bar, if there is one."""
+    """Handler that prints lines above the progress bar, if there is one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,10 @@ class _Terminal(logging.Handler):
 
 
 def progress_bar(steps: int, done: int, shown: bool) -> tqdm[NoReturn]:
-    """Return a progress bar, which shows only on a terminal."""
+    """Return a progress bar over `steps` steps, of which `done` are done.
+
+    It is visible only if `shown` is True and stderr is a terminal.
+    """
     from tqdm import tqdm
 
     return tqdm(total=steps, initial=done, unit="step", disable=not (shown and sys.stderr.isatty()), leave=False)
@@ -152,14 +155,14 @@ def progress_bar(steps: int, done: int, shown: bool) -> tqdm[NoReturn]:
 
 @contextlib.contextmanager
 def prints_to_log(folder: Path | None) -> Iterator[None]:
-    """Send DeepSpeed's prints to log.txt, or nowhere without a folder."""
+    """Send DeepSpeed's prints in the body to log.txt, or discard them without a folder."""
     path = folder / LOG if folder else os.devnull
     with open(path, "a", encoding="utf-8") as file, contextlib.redirect_stdout(_VisibleWriter(file)):
         yield
 
 
 class _VisibleWriter(io.TextIOBase):
-    """Write text to another file with control characters escaped."""
+    """File that escapes control characters and writes the text to another file."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file

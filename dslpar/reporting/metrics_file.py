@@ -1,12 +1,12 @@
-"""Read metrics.jsonl: the last lines quickly, whatever its length, or the whole file for plotting.
+"""Read metrics.jsonl: its last lines, in a time that does not depend on its length, or all lines for plotting.
 
     tail = read_tail(Path("outputs/gpt_3d/metrics.jsonl"))
     tail.last["loss"], tail.evaluated["eval_loss"], tail.problems
     records, problems = read_records(Path("outputs/gpt_3d/metrics.jsonl"))
 
 A killed run may leave half a line, and a full disk or a broken file system may do more damage. Invalid lines are
-skipped and reported, so that nobody mistakes the rest for the whole. (TensorBoard's reader ends at the first damaged
-record of a file.)
+skipped, and reported as problems so that readers know that values are missing. TensorBoard's reader, in contrast, ends
+at the first damaged record of a file.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 Record = Mapping[str, Any]
-"""A line of metrics.jsonl, with an integer as its `step`."""
+"""A valid line of metrics.jsonl: a JSON object whose `step` is an integer of at least 0."""
 
 _BLOCK_BYTES = 1 << 14
 """Bytes read from a file's end: about fifty lines."""
 _MAX_SEARCH_BYTES = 1 << 22
-"""Bytes from the end in which the last evaluation is searched."""
+"""The search for the last evaluation covers at most this many bytes at the file's end."""
 
 
 class MetricsError(ValueError):
-    """A file that cannot be read; the message says why."""
+    """The file cannot be read; the message says why."""
 
 
 class Tail(NamedTuple):
     """End of a metrics.jsonl."""
 
     records: Sequence[Record]
-    """Last records, oldest first."""
+    """The last records, oldest first."""
     evaluated: Record
-    """Last record with an `eval_loss`; empty if there is none."""
+    """The last record with an `eval_loss`; empty if no record has one."""
     updated_s: float
     """Time of the last write to the file, in seconds since the epoch."""
     problems: Sequence[str]
@@ -46,12 +46,12 @@ class Tail(NamedTuple):
 
     @property
     def last(self) -> Record:
-        """Last record; empty if there is none."""
+        """The last record; empty if the file has no record."""
         return self.records[-1] if self.records else {}
 
 
 def read_tail(path: Path) -> Tail:
-    """Read the last records of a file.
+    """Read the last records of a file, and the last one with an evaluation.
 
     Raises:
         MetricsError: the file cannot be read.
@@ -70,9 +70,9 @@ def read_tail(path: Path) -> Tail:
 
 
 def read_records(path: Path) -> tuple[list[Record], list[str]]:
-    """Read all records of a file, and its problems.
+    """Read all records of a file; return them with ascending steps, and the problems in the file.
 
-    Steps ascend: a repeated step means that the run was resumed from before it, so the earlier records are dropped.
+    A repeated step means that the run was resumed from an earlier checkpoint. The records from the later attempt count.
 
     Raises:
         MetricsError: the file cannot be read.
@@ -88,7 +88,7 @@ def read_records(path: Path) -> tuple[list[Record], list[str]]:
 
 
 def ascending(records: Sequence[Record]) -> list[Record]:
-    """Return the records without those that a later record replaces, which has the same step or an earlier one."""
+    """Drop each record that is followed by a record with the same step or an earlier one."""
     kept: list[Record] = []
     for record in records:
         while kept and kept[-1]["step"] >= record["step"]:
@@ -117,7 +117,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _read_end(file: BinaryIO, size: int, num_bytes: int) -> bytes:
-    """Return the last bytes of a file, from the start of a line on."""
+    """Return the last `num_bytes` of a file, without the line that is cut off at the beginning."""
     start = max(size - num_bytes, 0)
     file.seek(start)
     text = file.read(size - start)
@@ -125,7 +125,7 @@ def _read_end(file: BinaryIO, size: int, num_bytes: int) -> bytes:
 
 
 def _parse(text: bytes) -> tuple[list[Record], list[str]]:
-    """Return the records among lines, and problems with other lines."""
+    """Return the valid records among the lines of a text, and problems with the other lines."""
     records: list[Record] = []
     bad = 0
     *lines, rest = text.split(b"\n")
@@ -147,7 +147,7 @@ def _last_evaluated(records: Sequence[Record]) -> Record:
 
 
 def _search_evaluated(text: bytes) -> Record:
-    """Return the last record with an evaluation; parse only lines that may have one."""
+    """Return the last record with an `eval_loss`; for speed, parse only lines that contain this name."""
     end = len(text)
     while (found := text.rfind(b'"eval_loss"', 0, end)) >= 0:
         start = text.rfind(b"\n", 0, found) + 1

@@ -6,9 +6,10 @@
     monitors.write(engine.deepspeed.monitor, record)  # a line of metrics.jsonl: Train/loss, Train/lr, ..., Eval/loss
     monitors.close(engine.deepspeed.monitor)
 
-DeepSpeed's `MonitorMaster` writes, on rank 0 alone. The events that DeepSpeed's engine writes itself
-(`Train/Samples/lr`, and with a pipeline the loss) are among our metrics, by step. The engine's own events would count
-samples, and W&B drops every event whose step is below the highest that it has seen.
+DeepSpeed's `MonitorMaster` does the writing, on rank 0 alone. DeepSpeed's engine would also write events of its own:
+`Train/Samples/lr` and, with a pipeline, the loss. `silence_engine` prevents this, because the engine counts samples and
+dslpar counts steps, and W&B drops every event whose step is below the highest that it has seen. dslpar's metrics
+contain these values.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _NAMES = {"eval_loss": "Eval/loss"}
 
 
 def enabled(job: Job) -> list[str]:
-    """Return DeepSpeed's sections of all enabled monitors, including those of the config's raw `deepspeed` section."""
+    """Return the names of all enabled monitors, including those that the config's raw `deepspeed` section enables."""
     config = ds_config(job)
     return [name for name in SECTIONS if config.get(name, {}).get("enabled")]
 
 
 def check_packages(job: Job) -> None:
-    """Check that the packages of all monitors are installed; call it in the process that writes.
+    """Check that the packages of all enabled monitors are installed; to be called on rank 0, which writes.
 
     Raises:
         DslparError: a monitor's package is not installed.
@@ -59,18 +60,18 @@ def check_packages(job: Job) -> None:
 
 
 def environment(job: Job) -> dict[str, str]:
-    """Return the variables that W&B reads when it starts."""
+    """Return the environment variables that W&B reads when it starts; empty if W&B is not enabled."""
     if "wandb" not in enabled(job):
         return {}
     wandb = job.spec.monitor.wandb
     offline = {"WANDB_MODE": "offline"} if wandb is not None and wandb.offline else {}
     folder = Path(job.output_dir).absolute()
-    # Our lines are in log.txt. To capture them too, W&B would replace stdout and stderr.
+    # log.txt has the run's output. W&B would replace stdout and stderr to capture it too.
     return {"WANDB_DIR": str(folder), "WANDB_CONSOLE": "off", "WANDB_SILENT": "true"} | offline
 
 
 def without_monitors(job: Job) -> Job:
-    """Return the job without monitors, for jobs that are not runs."""
+    """Return the job without monitors, for commands that build a job's engine but do not train."""
     raw = {key: value for key, value in job.spec.deepspeed.items() if key not in SECTIONS}
     quiet = dataclasses.replace(job.spec, monitor=sections.Monitor(), deepspeed=raw)
     return dataclasses.replace(job, spec=quiet)
@@ -82,7 +83,7 @@ def silence_engine(master: MonitorMaster) -> None:
 
 
 def csv_files(master: MonitorMaster) -> list[Path]:
-    """Return a resumed run's CSV files on rank 0, and make DeepSpeed append to them without a second header."""
+    """Return a resumed run's CSV files, and make DeepSpeed append to them without a second header; rank 0 only."""
     monitor = master.csv_monitor
     if monitor is None:
         return []
@@ -107,7 +108,7 @@ def events(record: Mapping[str, float]) -> list[tuple[str, float, int]]:
 
 
 def close(master: MonitorMaster) -> None:
-    """Write buffered events, and end W&B's process."""
+    """Write TensorBoard's buffered events, and finish the W&B run."""
     if master.tb_monitor is not None:
         master.tb_monitor.summary_writer.close()
     if master.wandb_monitor is not None:

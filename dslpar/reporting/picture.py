@@ -1,11 +1,12 @@
-"""Picture: an SVG, standalone or inline in a page, for light and dark schemes, without scripts or its own fonts.
+"""Picture: an SVG, standalone or inline in a page, for light and dark colour schemes, without scripts or fonts.
 
     made = Picture("memory", "Memory by stage", "Bars of 4 ranks", 1180, 240, ('<rect class="cell" .../>',))
-    made.standalone()      # a file: its own style, colours by the viewer's scheme
-    made.inline()          # within a page that has `style()` once
+    made.standalone()      # an SVG file with its own style
+    made.inline()          # an element of a page whose style includes `style()`
 
-Colours are variables, so that a page can switch the scheme. Fills with a meaning are Okabe and Ito's, which
-colour-blind readers can tell apart too; they are the same in both schemes. Colour alone never carries information.
+Colours are CSS variables, so that a page can switch between light and dark. A standalone file follows the viewer's
+setting. Fills with a meaning are Okabe and Ito's colours, which colour-blind readers can tell apart too. They are the
+same in light and dark. Colour alone never carries information.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import NamedTuple
 from dslpar.core.visible import visible
 
 WIDTH = 1180
-"""Width of a picture that fills a page."""
+"""Width in pixels of a picture that fills a page."""
 CHAR = 6.6
-"""Approximate width of a character of 12 pixels."""
+"""Approximate width in pixels of a character in the font size of 12 pixels."""
 _MARGIN = 16
 """Margin of a standalone picture."""
 
@@ -58,7 +59,7 @@ class Picture(NamedTuple):
     height: float
     elements: Sequence[str]
     is_interactive: bool = False
-    """True if its elements can be focused; else screen readers treat it as one image."""
+    """True if elements can be focused. Otherwise screen readers treat the picture as one image."""
 
     def standalone(self) -> str:
         """Return the picture as a file."""
@@ -85,7 +86,7 @@ class Picture(NamedTuple):
 
 
 def style() -> str:
-    """Return the style of all pictures, in the colours of the viewer's scheme."""
+    """Return the CSS of all pictures; its colours follow the viewer's setting, light or dark."""
     rules = resources.files("dslpar.reporting").joinpath("picture.css").read_text(encoding="utf-8")
     return f"{scheme(':root', 'light')}@media(prefers-color-scheme:dark){{{scheme(':root', 'dark')}}}\n{rules}"
 
@@ -102,18 +103,18 @@ def shown(text: object) -> str:
 
 
 def label(x: float, y: float, text: object, css: str = "", anchor: str = "start") -> str:
-    """Return a line of text."""
+    """Return an SVG text element."""
     css = f' class="{css}"' if css else ""
     anchor = f' text-anchor="{anchor}"' if anchor != "start" else ""
     return f'<text x="{x:.1f}" y="{y:.1f}"{anchor}{css}>{shown(text)}</text>'
 
 
 def bar(x: float, y: float, width: float, height: float, css: str, tip: str = "", more: str = "") -> str:
-    """Return a rectangle; `tip` is its tooltip, `more` further attributes."""
+    """Return an SVG rectangle; `tip` is its tooltip, and `more` has further attributes."""
     inside = f"><title>{shown(tip)}</title></rect>" if tip else "/>"
     return f'<rect class="{css}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"{more}{inside}'
 
 
 def upright(x: float, top: float, bottom: float, css: str) -> str:
-    """Return a vertical line."""
+    """Return a vertical SVG line."""
     return f'<line class="{css}" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" y2="{bottom:.1f}"/>'

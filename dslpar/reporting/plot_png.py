@@ -1,4 +1,4 @@
-"""Plot curves as a PNG with matplotlib, with the content and colours of plot_svg.py."""
+"""Plot curves as a PNG with matplotlib; content and colours are the same as in `plot_svg`."""
 
 from __future__ import annotations
 

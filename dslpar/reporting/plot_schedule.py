@@ -1,10 +1,11 @@
-"""Plot a pipeline's schedule as an SVG: rank by time, one box per action; no library, no scripts, no fonts of its own.
+"""Plot a pipeline's schedule as an SVG: one row per rank over time, and one box per action.
 
     Path("schedule.svg").write_text(draw(timeline, chunks, "1f1b over 4 ranks"))
 
-The colour shows the kind of action (Okabe and Ito's colours, which colour-blind readers can tell apart too). The shade
-shows which of the rank's stages it belongs to, and the number shows the micro-batch. arXiv 2104.04473 and 2401.10241
-draw the interleaved and the zero bubble schedule in this way.
+An action is the forward, backward, or weight backward of a micro-batch through a stage. A box's colour shows the kind
+of action, in Okabe and Ito's colours, which colour-blind readers can tell apart too. The shade shows which of the
+rank's stages (chunks) it belongs to, and the number is the micro-batch. arXiv 2104.04473 and 2401.10241 draw the
+interleaved and the zero bubble schedule in this way. The SVG needs no library, scripts or fonts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _WIDTH, _LEFT, _RIGHT = 1180, 66, 74
 _INNER = _WIDTH - _LEFT - _RIGHT
 _TOP, _ROW, _BOX, _BELOW = 62, 30, 24, 46
 _DIGIT = 7
-"""Approximate width of a digit in a box."""
+"""Approximate width in pixels of a digit in a box."""
 _MOST_WHITE = 0.62
 """Share of white in the lightest shade."""
 _MOST_CHUNKS = 6
@@ -36,7 +37,7 @@ _STYLE = (
 
 
 def draw(timeline: Timeline, chunks: Chunks, title: str) -> str:
-    """Draw a step."""
+    """Draw a step as the text of an SVG file."""
     height = _height(timeline)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">',
@@ -49,7 +50,10 @@ def draw(timeline: Timeline, chunks: Chunks, title: str) -> str:
 
 
 def picture(timeline: Timeline, chunks: Chunks, title: str) -> Picture:
-    """Draw a step for a page, light or dark, with tooltips; rows are named "pipe", as a page has global ranks too."""
+    """Draw a step as a picture for a page, with tooltips.
+
+    Rows are named "pipe 0" and not "rank 0", because other pictures of the page show global ranks.
+    """
     elements = list(_elements(timeline, chunks, title, on_page=True))
     return Picture("schedule", "Schedule", title, _WIDTH, _height(timeline), elements)
 

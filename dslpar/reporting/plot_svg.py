@@ -1,8 +1,9 @@
-"""Plot curves as an SVG: one panel per metric over a shared x axis; no library, no scripts, no fonts of its own.
+"""Plot curves as an SVG: one panel per metric over a shared x axis.
 
     Path("curves.svg").write_text(draw(panels, "tokens", log=("loss",)))
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart too; after eight colours, dashes vary.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart too. After eight curves the colours repeat with
+other dashes. The SVG needs no library, scripts or fonts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WIDTH, _LEFT, _RIGHT = 860, 74, 18
 _PANEL, _ABOVE, _BELOW = 220, 26, 24
 _INNER = _WIDTH - _LEFT - _RIGHT
 _CHAR = 7
-"""Approximate width of a character of the legend."""
+"""Approximate width in pixels of a character of the legend."""
 _LINE = 18
 _STYLE = (
     "text{font:12px sans-serif;fill:#333}.title{font-weight:bold}.grid{stroke:#e2e2e2}.frame{stroke:#999;fill:none}"
@@ -32,7 +33,7 @@ _STYLE = (
 
 
 def draw(panels: Sequence[Panel], x: str = "step", log: Collection[str] = ()) -> str:
-    """Draw panels; `log` names the metrics with a logarithmic scale."""
+    """Draw panels as the text of an SVG file; `log` names the metrics with a logarithmic scale."""
     height = _height(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">',
@@ -45,7 +46,7 @@ def draw(panels: Sequence[Panel], x: str = "step", log: Collection[str] = ()) ->
 
 
 def picture(panels: Sequence[Panel], name: str, title: str, description: str) -> Picture:
-    """Draw panels over steps for a page, light or dark; every curve after the first is dashed."""
+    """Draw panels over steps as a picture for a page; every curve after the first is dashed."""
     elements = list(_elements(panels, "step", (), dashed=True))
     return Picture(name, title, description, _WIDTH, _height(panels), elements)
 
@@ -104,7 +105,7 @@ def _stroke(number: int, dashed: bool) -> str:
 
 
 def _legend_rows(runs: Sequence[str]) -> list[list[tuple[int, float, str]]]:
-    """Return rows of (number of the run, x, name)."""
+    """Return the legend's rows of entries (number of the run, x position, name)."""
     rows: list[list[tuple[int, float, str]]] = [[]]
     x: float = _LEFT
     for number, run in enumerate(runs):

@@ -1,9 +1,10 @@
-"""Plot curves on a terminal: one panel per metric, in Braille dots, or in letters if dots cannot be told apart.
+"""Plot curves on a terminal: one panel per metric, in Braille dots or in letters.
 
     sys.stdout.write(draw(panels, "step", Terminal(width=100, unicode=True, colors=True)))
 
-A Braille character has 2 by 4 dots, so 80 columns are 160 points (drawille's idea). A single run, or several in colour,
-are drawn in dots. Several runs without colours, or an encoding without Braille, get one letter each: a, b, c.
+A Braille character has 2 by 4 dots, so 80 columns are 160 points (drawille's idea). Dots are used for a single run, and
+for several runs in colour. Otherwise dots of different runs would look alike, so each run has its own letter: a, b, c.
+Letters are also used if the terminal's encoding has no Braille characters.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dslpar.reporting.scale import Scale, label, make_scale
 
 _ROWS = 10
 _LABEL = 9
-"""Columns to the left of a panel."""
+"""Columns for the labels to the left of a panel."""
 _COLORS = (34, 31, 32, 35, 33, 36)
 """SGR codes: blue, red, green, magenta, yellow, cyan."""
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -34,12 +35,13 @@ class Terminal(NamedTuple):
     width: int = 80
     """Columns."""
     unicode: bool = True
-    """True if it has Braille and line-drawing characters."""
+    """True if the terminal's encoding has Braille and line-drawing characters."""
     colors: bool = False
+    """True if the terminal shows colours."""
 
 
 def terminal_of(file: TextIO, environ: Mapping[str, str]) -> Terminal:
-    """Return the capabilities of the terminal behind a file; NO_COLOR and TERM=dumb turn colours off."""
+    """Return the capabilities of the terminal that `file` writes to; NO_COLOR and TERM=dumb turn colours off."""
     try:
         "\u28ff\u2502".encode(file.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -73,7 +75,7 @@ def _panel(panel: Panel, x_scale: Scale, terminal: Terminal, log: bool) -> Itera
 
 
 Cells = dict[tuple[int, int], tuple[str, int]]
-"""Characters by (row, column), with the number of the run."""
+"""Plot cells: (row, column) -> (character, number of the run)."""
 
 
 def _braille(curves: Sequence[Curve], x_scale: Scale, scale: Scale, width: int) -> Cells:

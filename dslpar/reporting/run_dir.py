@@ -1,9 +1,10 @@
 """Run folder, train.output_dir: `config.yaml` with its sources, `metrics.jsonl`, `log.txt`, `checkpoints/`,
 `eval.jsonl`, and the files of monitors.
 
-Only rank 0 writes, and only one run at a time. It holds a lock of the file system (`.lock`), which is released when its
-process ends, however it ends. What an earlier run left in the folder is archived below it and never overwritten. A
-resumed run continues in its folder, after the last step of its checkpoint.
+Only rank 0 writes to the folder, and only one run at a time. Rank 0 holds a lock of the file system (`.lock`). The
+operating system releases the lock when the process ends, even if it crashes. Files of an earlier run are moved to
+`earlier/` in the folder, and never overwritten. A resumed run continues in its folder, after the last step of its
+checkpoint.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sour
 CHECKPOINTS, EVAL = "checkpoints", "eval.jsonl"
 LOCK = ".lock"
 _LOCK_TIMEOUT_S = 100.0
-"""A run that is being stopped may hold the lock for a while; NFS servers keep the lock of a lost host for 90 s."""
+"""Seconds to wait for the lock. A run that is being stopped may hold it for a while, and NFS servers keep the lock of a
+lost host for 90 s."""
 _LOCK_POLL_S = 0.2
 _LOCK_IS_HELD = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -49,9 +51,9 @@ FILES_OF_A_RUN = (CONFIG, METRICS, LOG, SOURCES, CHECKPOINTS, EVAL, "csv", "tens
 def lock_run_folder(job: Job, config: Config) -> None:
     """Lock the run folder for this process, until the process ends.
 
-    Two runs in one folder would move, prune and remove each other's files. This can happen if a job is queued again
-    while its ranks are still being stopped, or if a command is typed twice. If the file system has no locks, a line is
-    printed.
+    Without the lock, two runs in one folder would move, prune and remove each other's files. Two runs meet if a job is
+    queued again while its ranks are still being stopped, or if a command is typed twice. If the file system has no
+    locks, the function prints a line and returns.
 
     Raises:
         DslparError: the folder cannot be written to, or another run holds the lock and does not end.
@@ -75,11 +77,11 @@ def _acquire_lock(file: int, folder: str) -> bool:
     """Wait for the lock; return False if the file system has no locks.
 
     Raises:
-        BlockingIOError: another process holds it, and did not release it in time; strerror names that process.
+        BlockingIOError: another process has held the lock for too long; strerror names that process.
     """
-    # The package filelock would not do. Its flock belongs to the open file, and so to every process forked from the
-    # rank (data workers, W&B), which would keep a dead run's folder locked. The lock of lockf belongs to the process.
-    # Without flock, filelock falls back to a file that stays after a kill, and it does not name the holder.
+    # Reasons against the package filelock: its flock belongs to the open file, and so to every process forked from the
+    # rank (data workers, W&B). These would keep a dead run's folder locked. The lock of lockf belongs to the process.
+    # Without flock, filelock falls back to a file that stays after a kill. And filelock does not name the holder.
     deadline, reported = time.monotonic() + _LOCK_TIMEOUT_S, False
     while True:
         try:
@@ -104,8 +106,8 @@ def _acquire_lock(file: int, folder: str) -> bool:
 def is_locked(folder: Path) -> bool | None:
     """Return whether a process holds the lock of a run folder; None if its file system has no locks.
 
-    The function takes no lock, so a run that starts meanwhile does not wait. The process that holds the lock must not
-    call it: POSIX drops the lock when that process closes the file.
+    The function only queries the lock, so a run that starts meanwhile does not wait. The process that holds the lock
+    must not call the function: POSIX drops a process's lock when it closes any descriptor of the file.
 
     Raises:
         OSError: the file cannot be read.
@@ -128,9 +130,10 @@ def is_locked(folder: Path) -> bool | None:
 
 
 def prepare_run_folder(job: Job, config: Config, archived: Sequence[str] = FILES_OF_A_RUN) -> None:
-    """Create the run folder and write the config to it; archive the files of an earlier run with these names.
+    """Create the run folder, archive an earlier run's files, and write the config and its sources.
 
-    Call it after every rank has read the config, which may be the config.yaml of the archived run.
+    `archived` has the names of files and folders to archive. Call the function after every rank has read the config,
+    because the config may be the config.yaml of the archived run.
     """
     folder = Path(job.output_dir)
     try:
@@ -149,7 +152,10 @@ def _refuse_folder(job: Job, config: Config, error: OSError) -> NoReturn:
 
 
 def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Finding]:
-    """Warn if the config names a checkpoint but the run loads none; 'newest' and 'newest_whole' name no checkpoint."""
+    """Yield a warning if the config names a checkpoint to resume from, but the run starts without `--resume`.
+
+    The values 'newest' and 'newest_whole' name no particular checkpoint, so they cause no warning.
+    """
     key, resume_from = "checkpoint.resume_from", job.spec.checkpoint.resume_from
     if not loads and resume_from not in ("newest", "newest_whole"):
         message = f"{key} is {resume_from!r}, and without --resume no checkpoint is loaded: the run starts at step 0"
@@ -157,7 +163,10 @@ def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Find
 
 
 def _archive_earlier_run(folder: Path, names: Sequence[str]) -> None:
-    """Move a run's files with these names, and nothing else, from `folder` to earlier/1 below it, or 2, and so on."""
+    """Move a run's files with these names to `folder`/earlier/1, or to the first number that does not exist.
+
+    Nothing is moved if the folder has no metrics and no checkpoints.
+    """
     metrics, checkpoints = folder / METRICS, folder / CHECKPOINTS
     has_metrics = METRICS in names and metrics.exists() and metrics.stat().st_size
     if not has_metrics and not (CHECKPOINTS in names and checkpoints.exists()):
@@ -171,7 +180,7 @@ def _archive_earlier_run(folder: Path, names: Sequence[str]) -> None:
 
 
 def truncate_metrics(folder: Path, step: int) -> None:
-    """Remove from metrics.jsonl the lines written after `step`, and lines that are cut off or have no step."""
+    """Remove the lines of steps after `step` from metrics.jsonl, and lines that are cut off or have no step."""
 
     def step_of(line: str) -> float:
         try:
@@ -186,7 +195,7 @@ def truncate_metrics(folder: Path, step: int) -> None:
 
 
 def truncate_csv(path: Path, step: int) -> None:
-    """Remove the rows written after `step` from a CSV file with a header line and the step in its first column."""
+    """Remove the rows of steps after `step` from a CSV file with a header line and the step in its first column."""
     header, *rows = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) or [""]
     steps = ((row, row.partition(",")[0]) for row in rows if row.endswith("\n"))
     kept = [row for row, text in steps if text.isdecimal() and int(text) <= step]
@@ -194,7 +203,7 @@ def truncate_csv(path: Path, step: int) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that at each moment its old or its new text is there, however the process ends."""
+    """Write a file so that its path always has either the old or the new text, even if the process is killed."""
     part = path.with_name(path.name + ".part")
     with open(part, "w", encoding="utf-8") as file:
         file.write(text)
@@ -204,18 +213,21 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def config_yaml(job: Job, config: Config, more: Mapping[str, object] = MappingProxyType({})) -> str:
-    """Return config.yaml, itself a config: the author's merged values, what dslpar resolved, and `more` of it."""
+    """Return the text of config.yaml, which is a config too.
+
+    It has the author's merged values, and the section `resolved`: the values that dslpar has resolved, and `more`.
+    """
     sections = {field.name for field in fields(schema_sections.Spec)}
     values = {name: yaml_io.portable(node) for name, node in config.root.value.items() if name in sections}
     resolved = {**resolved_values(job), **more}
     if job.spec.train.dist != schema_sections.Dist():
         ids = {key: resolved[key] for key in ("auto_pipeline_stage_id", "actual_pipeline_stage_id")}
         values["train"]["dist"] |= ids
-    if "data" in values:  # its paths are relative to the author's config, and this file is elsewhere
+    if "data" in values:  # paths in the section are relative to the author's config, and config.yaml is elsewhere
         values["data"] = with_absolute_paths(values["data"], job.spec.data, job.path)
     model = job.spec.model
     args = model.args if isinstance(model, schema_sections.OtherModel) else vars(model)
-    # The reader has made it absolute. A program may pass the model, without a section in the config.
+    # The config reader has made the path absolute. If a program passes the model, the config has no such section.
     if "pretrained" in values.get("model", {}) and "pretrained" in args:
         values["model"]["pretrained"] = args["pretrained"]
     calibration = job.spec.cluster.calibration
@@ -225,7 +237,7 @@ def config_yaml(job: Job, config: Config, more: Mapping[str, object] = MappingPr
 
 
 def resolved_values(job: Job) -> dict[str, object]:
-    """Return what dslpar resolved, and the versions that it ran with, for information."""
+    """Return the resolved values of a job (sizes, batch, stages, schedule) and the versions of packages."""
     record: Any = layout_record(job)
     return {
         "world_size": record["world_size"],
@@ -254,9 +266,10 @@ def write_record(file: TextIO, record: Mapping[str, int | float]) -> None:
 
 
 def append_error(folder: Path, text: str, since_s: float) -> None:
-    """Append an error to log.txt if the ended run has written to it since `since_s`; a full disk drops the error.
+    """Append an error to log.txt if the run has ended and has written to log.txt since `since_s` (Unix time).
 
-    A killed rank cannot log the reason itself. With the error in the folder, the reason survives a closed terminal.
+    A killed rank cannot log the reason itself. The launcher's error in the folder survives a closed terminal. Write
+    errors, such as a full disk, are ignored.
     """
     with contextlib.suppress(OSError):
         log = folder / LOG
@@ -268,7 +281,7 @@ def append_error(folder: Path, text: str, since_s: float) -> None:
 
 
 def is_in_place(file: TextIO) -> bool:
-    """Return whether an open file still has its path; False if the file or a folder above it was deleted or moved.
+    """Return whether an open file is still at its path; False if the file or a parent folder was deleted or moved.
 
     Raises:
         OSError: the file system does not answer.
@@ -280,7 +293,7 @@ def is_in_place(file: TextIO) -> bool:
 
 
 def _copy_sources(config: Config, folder: Path) -> None:
-    """Copy the text of each file that was read, keeping the paths relative to each other."""
+    """Write the text of each file that the config was read from to `folder`; relative paths between files stay."""
     paths = {os.path.abspath(path): text for path, text in config.sources.items() if path != COMMAND_LINE}
     root = os.path.commonpath([os.path.dirname(path) for path in paths])
     for path, text in paths.items():

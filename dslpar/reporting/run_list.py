@@ -1,19 +1,21 @@
-"""List the runs below a folder with their states, read from the run folders alone (run_dir.py).
+"""List the runs below a folder with their states, using only the files in the run folders (`dslpar.reporting.run_dir`).
 
     for run in find_runs(Path("outputs")):
         run.name, run.state, run.step, run.steps, run.loss, run.problems
 
+The first criterion that holds decides:
+
 | state | criterion |
 |---|---|
-| running | its process holds the folder's lock |
-| finished | its last record has the last step |
-| stopped | log.txt says that it was told to stop, and the lock is free |
-| failed | log.txt ends in an error; or the run is not finished and the lock is free |
-| unknown | there are no records |
+| running | the run's process holds the folder's lock |
+| finished | the last record in metrics.jsonl has the last requested step |
+| stopped | log.txt ends with a line that the run was told to stop |
+| failed | log.txt ends with an error, or the run has ended before the last requested step |
+| unknown | the run has no records, or config.yaml has no number of steps |
 
-Only the ends of files are read, so 200 runs take a moment. Nothing is written and no lock is taken. No content of a
-folder ends the list: unreadable files are among the run's `problems`. (TensorBoard also finds its runs by their folders
-alone, without a server or a database.)
+Only the ends of files are read, so 200 runs take a moment. Nothing is written and no lock is taken. An unreadable file
+does not end the list. It is reported in the run's `problems`. TensorBoard also finds its runs by their folders alone,
+without a server or a database.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ _NOT_ENTERED = {run_dir.CHECKPOINTS, run_dir.SOURCES, "csv", "tensorboard", "wan
 _MAX_CONFIG_BYTES = 1 << 22
 _LOG_BYTES = 1 << 16
 _RATE_STEPS = 20
-"""Steps over which the median throughput is taken."""
+"""Number of last steps whose median is the throughput."""
 _RECENT_S = 120.0
-"""Without locks, a run that has written within this time counts as running."""
+"""On a file system without locks, a run that has written within this many seconds counts as running."""
 _LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -48,11 +50,11 @@ class Run(NamedTuple):
 
     path: Path
     name: str
-    """Its folder, relative to the searched one."""
+    """Path of the run folder relative to the searched folder."""
     state: str
     """One of STATES."""
     reason: str = ""
-    """Why it failed or stopped, in one line, as far as known."""
+    """The reason why the run failed or stopped, in one line; empty if it is unknown."""
     step: int | None = None
     """Steps done."""
     steps: int | None = None
@@ -60,26 +62,29 @@ class Run(NamedTuple):
     loss: float | None = None
     """Loss of the last step; None if it is not finite or no step is done."""
     eval_loss: float | None = None
-    """Loss of the last evaluation."""
+    """Held-out loss of the last evaluation."""
     eval_step: int | None = None
+    """Step of the last evaluation."""
     unit: str = "tokens"
     """Unit of `per_s`: tokens, images, or samples of a user's program."""
     per_s: float | None = None
-    """Median of the last steps."""
+    """Throughput: the median of the last steps."""
     layout: str = ""
+    """The layout as text: "pipeline 2 * data 2 * tensor 2 (1d), ZeRO 1"."""
     world_size: int | None = None
+    """Number of ranks."""
     checkpoint: str = ""
     """Name of the newest checkpoint."""
     updated_s: float | None = None
-    """Time of its last write, in seconds since the epoch."""
+    """Time of the last write to metrics.jsonl, in seconds since the epoch."""
     problems: tuple[str, ...] = ()
     """Problems with files in the folder."""
 
 
 def find_runs(root: Path, on_error: Callable[[OSError], object] | None = None) -> Iterator[Run]:
-    """Yield the runs in and below a folder, sorted by name.
+    """Yield the runs in a folder and its subfolders, sorted by name.
 
-    on_error: called for each folder below `root` that cannot be read.
+    on_error: called with the error for each subfolder that cannot be read.
 
     Raises:
         OSError: `root` cannot be read.
@@ -89,7 +94,10 @@ def find_runs(root: Path, on_error: Callable[[OSError], object] | None = None) -
 
 
 def run_folders(root: Path, on_error: Callable[[OSError], object] | None = None) -> Iterator[Path]:
-    """Yield the folders of runs, as `find_runs` does; folders that runs write are not searched."""
+    """Yield the run folders in a folder and its subfolders. Folders that runs write, such as checkpoints, are skipped.
+
+    Arguments and exceptions are those of `find_runs`.
+    """
     os.listdir(root)  # raises, where os.walk would be silent
     for folder, folders, files in os.walk(root, onerror=on_error):
         names = {*folders, *files}
@@ -100,7 +108,7 @@ def run_folders(root: Path, on_error: Callable[[OSError], object] | None = None)
 
 
 def _natural(name: str) -> list[int | str]:
-    """Return a sort key that puts run2 before run10: text and numbers in turn."""
+    """Return a sort key that puts run2 before run10: a list of text and numbers in turn."""
     return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"([0-9]{1,18})", name))]
 
 
@@ -140,7 +148,7 @@ def _with_config(run: Run) -> Run:
 
 
 def _layout(values: Mapping[str, Any]) -> str:
-    """Describe a layout as checkpoints do; empty if the config does not have it."""
+    """Return a layout as text, as in the records of checkpoints; empty if config.yaml has no layout."""
     pipe, data, tensor = (_at(values, "resolved", "parallel", axis) for axis in ("pipeline", "data", "tensor"))
     if not isinstance(tensor, dict) or type(pipe) is not int or type(data) is not int:
         return ""
@@ -219,7 +227,7 @@ def _with_state(run: Run) -> Run:
 
 
 def _last_words(path: Path) -> tuple[str, str]:
-    """Return the level and the text of the log's line about the run's end; both are empty if there is none."""
+    """Return the level and the text of the log's line about the run's end; both are empty without such a line."""
     if not path.is_file():
         return "", ""
     with open(path, "rb") as file:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _NICE = (1.0, 2.0, 5.0, 10.0)
 _LEAST, _MOST = 1e-300, 1e300
-"""Limits to which values are clipped, so that nothing overflows."""
+"""Limits to which values are clipped, so that computations with them do not overflow."""
 
 
 class Scale(NamedTuple):
@@ -44,7 +44,7 @@ class Scale(NamedTuple):
 
 
 def make_scale(values: Iterable[float], log: bool = False) -> Scale:
-    """Make a scale that contains all values; without values, from 0 to 1 (log: from 1 to 10)."""
+    """Return a scale that contains all values; without values, a scale from 0 to 1, or from 1 to 10 if logarithmic."""
     values = [min(max(value, _LEAST if log else -_MOST), _MOST) for value in values if not log or value > 0]
     low, high = min(values, default=1.0 if log else 0.0), max(values, default=10.0 if log else 1.0)
     if high - low <= 1e-12 * max(abs(low), abs(high), _LEAST):  # equal values: a line through the middle

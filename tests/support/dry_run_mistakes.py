@@ -155,9 +155,9 @@ def _forget_one(actions: list[Action]) -> None:
 
 MISTAKES: dict[str, tuple[Mistake, str, str]] = {
     "every rank holds the first piece": (_every_rank_holds_the_first_piece, "tiling", "indices are on no rank"),
-    "a placement that differs": (_a_placement_of_the_last_rank, "tiling", "by two placements"),
+    "a placement that differs": (_a_placement_of_the_last_rank, "tiling", ": two placements"),
     "two dims over one axis": (_two_dims_over_one_axis, "layers", "embedding.positions"),
-    "a plain parameter": (_plain_parameter, "tiling", "a plain parameter, of which 2 tensor ranks would each hold all"),
+    "a plain parameter": (_plain_parameter, "tiling", "a plain parameter: each of 2 tensor ranks would hold all of it"),
     "a layer of another size": (lambda: _layers(_wider_blocks), "boundary", "'blocks.6' cannot take fp32[8, 32, 64]"),
     "half a batch": (lambda: _layers(_half_the_batch), "boundary", "sends fp32[4, 32, 64], and not fp32[8, 32, 64]"),
     "half of a half": (_every_layer_halves, "boundary", "sends fp32[2, 32, 64], and not fp32[8, 32, 64]"),

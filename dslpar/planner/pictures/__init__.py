@@ -1,1 +1,4 @@
-"""Pictures of a job: each module draws one `dslpar.reporting.picture.Picture`, and has the rows of its table."""
+"""Pictures of a job: each module draws one `dslpar.reporting.picture.Picture`.
+
+Most modules also have the rows of the table below the picture.
+"""

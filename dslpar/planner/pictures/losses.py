@@ -1,4 +1,4 @@
-"""Loss curves from a job's run folder, if a run has left them: training and held-out in one panel.
+"""Picture of the loss curves in a job's run folder, if a run has written any: training and held-out loss in one panel.
 
 panel, problems = read(Path(job.output_dir))
 made = draw(panel)
@@ -18,7 +18,7 @@ NAMES = {"loss": "training", "eval_loss": "held-out"}
 
 
 def read(folder: Path) -> tuple[Panel | None, list[str]]:
-    """Return the panel of a run, None if it has no values, and the problems in its file."""
+    """Return a run's panel, or None if it has no losses, and the problems in its metrics file."""
     if not os.path.isfile(folder / run_dir.METRICS):  # False for an impossible path, where pathlib raises
         return None, []
     panels, problems = read_panels([folder], list(NAMES))
@@ -39,7 +39,7 @@ def draw(panel: Panel) -> Picture:
 
 
 def rows(panel: Panel) -> Iterator[tuple[str, ...]]:
-    """Yield the table's rows: name of the loss, number of values, first, lowest and last value, last step."""
+    """Yield the table's rows: the loss's name, the number of values, first, lowest and last value, and last step."""
     for curve in panel.curves:
         values = _values(curve.ys)
         numbers = (f"{values[0]:.4g}", f"{min(values):.4g}", f"{values[-1]:.4g}")

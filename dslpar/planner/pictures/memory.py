@@ -1,4 +1,4 @@
-"""Memory of each pipeline rank at its fullest moment, part by part, with the device's limit.
+"""Picture of the memory of each pipeline rank at its fullest moment, by part, with the device's limit.
 
 made = draw(forecast.memory, forecast.machine.device)
 """
@@ -24,7 +24,7 @@ PARTS = {
     "fragmentation": "fragmentation",
     "outside": "outside torch",
 }
-"""Parts of a StageMemory and their displayed names."""
+"""Parts of a `StageMemory` and their displayed names."""
 MOST_ROWS = 64
 """The most pipeline ranks that are drawn."""
 _LEFT, _RIGHT, _LEGEND, _LABELS, _ROW, _BAR = 66, 170, 26, 40, 30, 24
@@ -34,7 +34,10 @@ _LIGHT_ON = ("weights", "activations", "buffers")
 
 
 def draw(memory: Sequence[StageMemory], device: Device | None) -> Picture:
-    """Draw one row per rank; with a device, also its limit and the shares up to which a step fits or is tight."""
+    """Draw one row per pipeline rank.
+
+    With a device, also draw its memory, and the limits of the verdicts "fits" and "tight".
+    """
     limit = device.memory_bytes if device is not None else 0.0
     most = max(*(each.total for each in memory), limit)
     shown, wide = min(len(memory), MOST_ROWS), _INNER / most
@@ -103,7 +106,10 @@ def _limits(device: Device, wide: float, top: float, bottom: float) -> Iterator[
 
 
 def rows(memory: Sequence[StageMemory], device: Device | None) -> Iterator[tuple[str, ...]]:
-    """Yield the table's rows: rank, each part and the sum in GiB, and with a device the share of it and the verdict."""
+    """Yield the table's rows: the pipeline rank, each part and the sum in GiB.
+
+    With a device, a row also has the share of the device's memory, and the verdict.
+    """
     for rank, each in enumerate(memory):
         row = [f"{rank}", *(f"{getattr(each, part) / GIB:.2f}" for part in PARTS), f"{each.total / GIB:.2f}"]
         if device is not None:

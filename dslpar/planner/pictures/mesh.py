@@ -1,9 +1,10 @@
-"""Mesh: one cell per rank with its number and coordinate, grouped by node; the shade shows the pipeline rank.
+"""Picture of the mesh: one cell per rank with its number and coordinate, grouped by node, shaded by pipeline rank.
 
     made = draw(job.mesh, per_node=8)
 
-On a page the reader can point at a rank, and the page marks the rank's group on an axis. `data-axes` has the sizes and
-strides of the groups, slowest first. Without a script, each cell's tooltip names the groups.
+On a page the reader can point at a rank, and the page's script marks the rank's group on an axis. The attribute
+`data-axes` has the sizes and strides of each axis for the script, slowest first. Without the script, each cell's
+tooltip names the rank's groups.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dslpar.reporting.picture import WIDTH, Picture, bar, label, shown
 
 AXES = ("pipe", "data", "tensor", "x", "y", "z")
 MOST_RANKS = 512
-"""The most ranks that are drawn; of a larger mesh, a part is drawn."""
+"""The most ranks that are drawn. If a mesh has more, only a part of it is drawn (`drawn_ranks`)."""
 _MOST_DETAILED = 128
 """The most ranks whose cells have room for coordinates."""
 _MOST_NAMED = 16
@@ -29,7 +30,7 @@ _PAD, _HEAD, _BETWEEN = 10, 24, 16
 
 
 class _Cell(NamedTuple):
-    """Sizes of a cell, and the gap between two."""
+    """Sizes of a rank's cell, and of the gap between two cells, in pixels."""
 
     width: float
     height: float
@@ -49,14 +50,18 @@ def axes_of(mesh: Mesh) -> list[str]:
 
 
 def node_size_of(world_size: int, per_node: int | None) -> int:
-    """Return the devices per node: as given, else 8 if that divides the world, else all."""
+    """Return the devices per node: `per_node` if known, else 8 if that divides the number of ranks, else all ranks."""
     if per_node is not None:
         return per_node
     return 8 if world_size % 8 == 0 else world_size
 
 
 def axis_name(mesh: Mesh, axis: str) -> str:
-    """Return the displayed name of one axis or several with spaces between; all tensor axes together are "tensor"."""
+    """Return the displayed name of one axis, or of several axes that are separated by spaces.
+
+    All tensor axes together are "tensor", and d and q together are "x". If one of d and q has a single rank, the other
+    is "x".
+    """
     parts, cuboid = axis.split(), mesh.tensor
     if all(each in TENSOR_AXES for each in parts) and mesh.size(*parts) == cuboid.size:
         return "tensor"
@@ -67,7 +72,7 @@ def axis_name(mesh: Mesh, axis: str) -> str:
 
 
 def drawn_ranks(mesh: Mesh) -> tuple[Sequence[int], str]:
-    """Return the ranks that fit into the picture, and a note that names them if they are not all."""
+    """Return the ranks to draw, and a note that says which they are; the note is empty if all ranks are drawn."""
     if mesh.world_size <= MOST_RANKS:
         return range(mesh.world_size), ""
     for axes, name in ((("pipe", "tensor"), "one replica"), (("tensor",), "one tensor group")):
@@ -78,7 +83,7 @@ def drawn_ranks(mesh: Mesh) -> tuple[Sequence[int], str]:
 
 
 def draw(mesh: Mesh, per_node: int) -> Picture:
-    """Draw all ranks, or as many as fit."""
+    """Draw the mesh: all ranks, or the part that `drawn_ranks` selects."""
     ranks, note = drawn_ranks(mesh)
     axes = axes_of(mesh)
     cuboid = [axis for axis in axes if axis in ("x", "y", "z")]
@@ -110,7 +115,7 @@ def draw(mesh: Mesh, per_node: int) -> Picture:
 
 
 def coordinate(mesh: Mesh, rank: int) -> str:
-    """Return "pipe 1, data 0, tensor 1" with the axes that have several ranks."""
+    """Return a rank's coordinate on the axes with several ranks: "pipe 1, data 0, tensor 1"."""
     named = [f"{axis} {mesh.index(rank, axis)}" for axis in axes_of(mesh)]
     return ", ".join(named) or "alone"
 
@@ -143,7 +148,7 @@ def _rank(
 ) -> Iterator[str]:
     name = f"rank {rank}: {coordinate(mesh, rank)}"
     groups = "".join(f"&#10;{axis}: {_group(mesh, rank, axis)}" for axis in axes_of(mesh))
-    # Tab reaches only one rank and the arrow keys the others: hundreds of tab stops would be in everybody's way.
+    # Tab reaches only the first rank, and the arrow keys reach the others. Hundreds of tab stops would be in the way.
     yield f'<g class="rank" role="img" tabindex="{0 if is_first else -1}" data-rank="{rank}" aria-label="{name}">'
     yield f"<title>{name}{groups}</title>"
     yield bar(x, y, cell.width, cell.height, "cell", more=f' rx="4" fill-opacity="{_opacity(mesh, rank):.2f}"')

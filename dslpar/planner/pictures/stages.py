@@ -1,4 +1,4 @@
-"""Stages: each pipeline rank's compute relative to the mean, and its layers.
+"""Picture of the stages: each pipeline rank's layers, and its compute relative to the mean.
 
 made = draw(job)
 """
@@ -23,17 +23,19 @@ class Stage(NamedTuple):
     """A stage of the pipeline."""
 
     rank: int
-    """Index on the axis pipe."""
+    """Pipeline rank that holds the stage."""
     number: int
+    """Number of the stage, in the order of the forward."""
     layers: str
-    """Range of layers, such as "0-3"; empty if only the built model knows it."""
+    """Range of layers, such as "0-3"; empty if it is unknown before the model is built, or if there is no layer."""
     num_layers: int | None
+    """Number of layers; None if it is unknown before the model is built."""
     load: float
     """Compute relative to the mean of all stages."""
 
     @property
     def name(self) -> str:
-        """Label of its bar."""
+        """Label of the stage's bar."""
         if self.num_layers is None:
             return f"stage {self.number}"
         layers = (
@@ -63,7 +65,7 @@ def _range(first: int, count: int) -> str:
 
 
 def draw(job: Job) -> Picture:
-    """Draw one row per pipeline rank; several stages of a rank stand side by side."""
+    """Draw one row per pipeline rank; a rank with several stages has their bars side by side."""
     stages, chunks = stages_of(job), job.chunks
     loads = [sum(stages[number].load for number in chunks.held_by(rank)) / chunks.num for rank in range(chunks.pipe)]
     shown = min(chunks.pipe, MOST_ROWS)

@@ -1,4 +1,4 @@
-"""Traffic: bytes that a rank sends in a step along each axis, within its node and between nodes.
+"""Picture of the traffic: bytes that a rank sends in a step along each axis, within its node and between nodes.
 
 made = draw(forecast.time.sent, job.mesh)
 """
@@ -22,7 +22,7 @@ _HATCH = (
 
 
 def size(num_bytes: float) -> str:
-    """Return bytes in the largest unit that is not above them.
+    """Return a number of bytes as text, in the largest unit that gives a number of at least 1.
 
     >>> size(3 * 2**30), size(1536), size(12)
     ('3.00 GiB', '1.50 KiB', '12 B')

@@ -64,11 +64,11 @@ def _elsewhere(orders: Orders) -> None:
     [
         (
             _swap_forwards,
-            "pipe 0 to pipe 1: message 0 is sent for F of stage 1, micro-batch 0, and F of stage 1, micro-",
+            "pipe 0 to pipe 1: message 0 is sent for F of stage 1, micro-batch 0, but F of stage 1, micro-",
         ),
         (
             _swap_backwards,
-            "pipe 2 to pipe 1: message 0 is sent for B of stage 1, micro-batch 1, and B of stage 1, micro-",
+            "pipe 2 to pipe 1: message 0 is sent for B of stage 1, micro-batch 1, but B of stage 1, micro-",
         ),
         (
             _backward_first,
