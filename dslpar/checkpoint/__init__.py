@@ -52,8 +52,8 @@ __all__ = [
 
 _MODULES = {
     "Checkpoint": "folder", "HostBuffers": "host_buffers", "PendingSave": "saving", "begin_save": "saving",
-    "changes": "resume_changes", "check": "resume_changes", "find_checkpoint": "select", "full_state": "full_state_dict",
-    "load": "loading", "load_full_state": "full_state_dict", "save": "saving",
+    "changes": "resume_changes", "check": "resume_changes", "find_checkpoint": "select",
+    "full_state": "full_state_dict", "load": "loading", "load_full_state": "full_state_dict", "save": "saving",
 }  # fmt: skip
 """Public name -> its module, imported on first use: `dslpar checkpoint list` needs no torch."""
 

@@ -33,7 +33,7 @@ _SLOTS = re.compile(
 _COLON = re.compile(r"\s*([\w.@-]+):(\d{1,9})\s*(?:#.*)?$", re.ASCII)
 _NAME = re.compile(r"\s*([A-Za-z0-9_][\w.@-]{0,254})()\s*(?:#.*)?$", re.ASCII)
 _DEVICE = re.compile(r"^[ \t]*#[ \t]*device:[ \t]*([\w.-]{1,64})[ \t]*\r?$", re.ASCII | re.MULTILINE)
-_GRAMMAR = "one host a line: NAME slots=N"
+_GRAMMAR = "one host per line: NAME slots=N"
 
 
 class Host(NamedTuple):

@@ -201,7 +201,7 @@ CASES: list[Row] = [
         "",
         "",
         "a slots=4\nxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx x xxxxxxxxxxxxxxxxxxxxxx\n",
-        ["HST101 2 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' is no host; one host a line: NAME slots=N"],
+        ["HST101 2 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' is no host; one host per line: NAME slots=N"],
     ),
     (
         "",
