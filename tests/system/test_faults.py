@@ -659,7 +659,7 @@ def test_a_death_before_a_signal_is_told(tmp_path: Path) -> None:
 )
 def test_a_launcher_that_fails_by_itself(tmp_path: Path, launcher: str, status: int, said: str) -> None:
     process = supervised(tmp_path, launcher)
-    assert process.communicate()[1].startswith(f"dslpar launch: the launcher {said}; what it and the ranks")
+    assert process.communicate()[1].startswith(f"dslpar launch: the launcher {said}; its messages and those of the ranks")
     assert process.returncode == status
 
 
@@ -669,7 +669,7 @@ def test_255_is_no_signal(tmp_path: Path, remote: bool) -> None:
     process = supervised(tmp_path, "import sys; sys.exit(255)", remote=remote)
     ssh = ", which is ssh's own status if a connection was lost, or never made" if remote else ""
     said = process.communicate()[1]
-    assert said.startswith(f"dslpar launch: the launcher ended with status 255{ssh}; what it and")
+    assert said.startswith(f"dslpar launch: the launcher ended with status 255{ssh}; its messages")
     assert process.returncode == 255
 
 
@@ -735,4 +735,4 @@ def test_half_a_line_of_metrics_is_passed_over(tmp_path: Path, text: str, when: 
         f"import pathlib, sys; pathlib.Path({str(tmp_path / 'metrics.jsonl')!r}).write_text({text!r}); sys.exit(3)"
     )
     said = supervised(tmp_path, launcher).communicate()[1]
-    assert said.startswith(f"dslpar launch: the launcher ended with status 3{when}; what it")
+    assert said.startswith(f"dslpar launch: the launcher ended with status 3{when}; its messages")

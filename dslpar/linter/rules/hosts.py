@@ -35,7 +35,7 @@ def host_twice(cx: Context) -> Iterator[Problem]:
     for host in cx.hosts.hosts:
         if host.name in first:
             message = f"duplicate host {host.name}, already on line {first[host.name]}"
-            yield Problem(host.location, message, "keep one line for this host, with all of its slots")
+            yield Problem(host.location, message, "choose one line for this host, with all of its slots")
         first.setdefault(host.name, host.location.line)
 
 

@@ -200,7 +200,7 @@ def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
         return  # PIP115 reports it
     deferred = Schedule(cx.chunks, count, split=True).held(cx.stages - 1).deferred
     message = f"no memory is saved: the last rank still holds all activations of {deferred:g} deferred micro-batches"
-    hint = f"leave activation_checkpoint out if all activations fit; or {unsplit(cx)}"
+    hint = f"leave activation_checkpoint out (if all activations fit); or {unsplit(cx)}"
     yield cx.problem("activation_checkpoint.interval", message, hint)
 
 

@@ -82,7 +82,7 @@ def test_every_key_of_the_spec_is_in_exactly_one_class() -> None:
 
 
 def test_the_walk_sees_a_new_key() -> None:
-    @dataclasses.dataclass
+    @dataclasses.dataclass(frozen=True, kw_only=True)
     class Longer(schema_sections.Train):
         fresh: int = 0
 

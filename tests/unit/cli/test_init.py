@@ -150,7 +150,7 @@ def test_a_folder_of_transformers_gives_class_weights_and_tokenizer(folder: Path
     ("words", "message"),
     [
         (["--model", "lama"], "no model 'lama': did you mean 'llama'?"),
-        (["--model", "BertForTokenClassification"], "a program brings"),
+        (["--model", "BertForTokenClassification"], "only a program can pass data for BertForTokenClassification"),
         (
             ["--model", "transformers.MptForCausalLM"],
             "MptForCausalLM has no proven policy",
@@ -158,7 +158,7 @@ def test_a_folder_of_transformers_gives_class_weights_and_tokenizer(folder: Path
         (["--model", "vit"], "need --data-path: a folder with a folder of images for each class"),
         (["--gpus", "8", "--tensor", "3"], "8 ranks are not a multiple of tensor 3"),
         (["--from", "keras", "x.py"], "the frameworks are"),
-        (["--from", "deepspeed", "x.json", "--tensor", "2"], "takes data and layout from x.json"),
+        (["--from", "deepspeed", "x.json", "--tensor", "2"], "takes the data and the layout from x.json"),
         (["no/such/folder/a.py"], "cannot write no/such/folder/a.py"),
         (["--gpus", "0"], "whole number"),
     ],

@@ -205,7 +205,7 @@ def test_plain_lint_imports_no_other_format_or_fix(config: Path) -> None:
     loaded = set(ran.stdout.split())
     assert "dslpar.cli.lint" in loaded
     names = ("selection", "suppressions", "fixes", "config_files", "report.github", "report.sarif")
-    assert not loaded & {"json", "hashlib", "tempfile", "yaml", "locale", "inspect", "dslpar.cli.lint_fix"}
+    assert not loaded & {"json", "hashlib", "tempfile", "yaml", "locale", "dslpar.cli.lint_fix"}
     assert "dslpar.cluster.hostfile" not in loaded
     assert not loaded & {f"dslpar.linter.{name}" for name in names}
 

@@ -237,7 +237,7 @@ def test_a_port_of_this_host_that_is_taken(config: str, capsys: pytest.CaptureFi
         port = str(server.getsockname()[1])
         words = ["launch", config, "--world-size", "2", "--launcher", "torchrun", "--master-port", port]
         assert main(words) == 1
-        assert f"HST216 port-taken: port {port} of this host is taken" in capsys.readouterr().err
+        assert f"HST216 port-taken: port {port} of this host is in use" in capsys.readouterr().err
         assert main([*words, "--print"]) == 0
 
 

@@ -207,7 +207,7 @@ CASES: list[Row] = [
         "",
         "",
         "a slots=4\na slots=4\n",
-        ["HST102 2 duplicate host a, already on line 1; keep one line for this host, with all of its slots"],
+        ["HST102 2 duplicate host a, already on line 1; choose one line for this host, with all of its slots"],
     ),
     (
         "",
@@ -448,7 +448,7 @@ CASES: list[Row] = [
         [
             (
                 "BAT101 2 global_size 3 is not micro_size ? * accumulation ? * data 2147483648; choose fewer ranks, or "
-                "more of them for each replica"
+                "more ranks per replica"
             )
         ],
     ),

@@ -117,12 +117,12 @@ def test_a_hyphen_is_a_slip() -> None:
         (
             config("'zero_bubble'", more="activation_checkpoint = 1\n"),
             "PERF112 no memory is saved: the last rank still holds all activations of 4 deferred micro-batches;"
-            " leave activation_checkpoint out if all activations fit; or schedule.type='1f1b'",
+            " leave activation_checkpoint out (if all activations fit); or schedule.type='1f1b'",
         ),
         (
             config("dict(type='zero_bubble', num_model_chunks=2)", more="activation_checkpoint = 1\n"),
             "PERF112 no memory is saved: the last rank still holds all activations of 2 deferred micro-batches;"
-            " leave activation_checkpoint out if all activations fit; or schedule.type='interleaved'",
+            " leave activation_checkpoint out (if all activations fit); or schedule.type='interleaved'",
         ),
         # bubbles, each with a better alternative
         (

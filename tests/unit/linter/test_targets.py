@@ -103,7 +103,7 @@ def test_trusted_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(elsewhere)  # the config's project applies, not the caller's
     assert len(messages()) == 2
     helps = [found.help for found in lint(path, 1) if found.code == "CFG122"]
-    assert all("pyproject.toml counts where you work in its folder" in text for text in helps)
+    assert all("pyproject.toml trusts it, but counts only if you work in its folder" in text for text in helps)
 
 
 def test_the_help_followed_literally_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

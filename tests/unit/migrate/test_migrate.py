@@ -184,7 +184,7 @@ def test_hooks_by_their_names() -> None:
     entry = by_key(made_of(HOOKS, name="colossalai"))["hooks"]
     assert (entry.fate, entry.to) == ("needed", "train.save_interval"), "of epochs only the data tell"
     for said in (
-        "LogMetricByEpochHook: log.txt and metrics.jsonl say it",
+        "LogMetricByEpochHook: log.txt and metrics.jsonl have it",
         "Accuracy3DHook: dslpar eval RUN --metrics accuracy@1",
         "LRSchedulerHook: the engine steps lr_scheduler",
         "MyHook: a hook of the author's own: a program gives it to dslpar.fit(hooks=[...])",
@@ -785,7 +785,7 @@ def test_the_report_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("text", "name", "said"),
     [
         (GPT, "a.py", "is already a dslpar config"),
-        ("x = 1\n", "a.py", "a.py is: --from colossalai, deepspeed, gpt_neox, libai, megatron"),
+        ("x = 1\n", "a.py", "a.py: give --from colossalai, deepspeed, gpt_neox, libai, megatron"),
         ("fp16 = (\n", "a.py", "CFG001 syntax-error"),
         ("[1, 2", "a.json", "cannot read"),
         ("{\n  a: 1\n  fp16: {}\n}", "a.hjson", "a.hjson:3:7: CFG001"),
