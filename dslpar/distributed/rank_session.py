@@ -66,21 +66,27 @@ class RankExit(Exception):  # noqa: N818  # as SystemExit: a way to end, not an 
 class RankSession:
     """Context manager for a rank of a command that a launcher may start; `status` is its exit status afterwards.
 
+    `refused`: how a rank ends with a DslparError; by default with status 1.
     `watch_one`: a single process (world size 1) also starts a guard and torch.distributed; by default it does not.
     """
 
     dist_env: DistributedEnv
     """This process's place in its job; set by `prepare`."""
 
-    def __init__(self, environ: MutableMapping[str, str], *, watch_one: bool = False) -> None:
+    def __init__(
+        self, environ: MutableMapping[str, str], *, watch_one: bool = False, refused: RankExit | None = None
+    ) -> None:
         self.environ, self.status = environ, 0
+        self.ending_s = 0.0
+        """Limit of the rank's end, in seconds; 0: none."""
         self.monitor: RankMonitor | None = None
         self.config: Config | None = None
         """The author's config, for the locations of findings; set by the code that loads it."""
         self._watch_one = watch_one
+        self._refused = refused or RankExit()
         self._muted = ""
-        self._ending_s = 0.0
-        self._has_met = self._has_reported = False
+        self._has_met = self._logs = False
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> RankSession:
         return self
@@ -94,7 +100,7 @@ class RankSession:
             self.dist_env = bootstrap.read_distributed_env(self.environ)
         except DslparError as error:
             self.print_findings(error)
-            raise RankExit from error
+            raise self._refused from error
         if self.dist_env.world_size > 1 or self._watch_one:
             self.monitor = bootstrap.monitor_rank(self.dist_env, self.environ)
         with logging.muted_unless_rank_0(self.dist_env.rank) as muted:
@@ -102,7 +108,7 @@ class RankSession:
                 return act(self.dist_env)
             except DslparError as error:
                 self.print_findings(error)
-                raise RankExit from error
+                raise self._refused from error
             finally:
                 self._muted = muted.getvalue()
 
@@ -114,7 +120,6 @@ class RankSession:
         self.environ.update(environ or {})
         if job is not None:
             self.environ.update(device_environment(job, self.environ))
-            self._ending_s = SLOW_FACTOR * (job.spec.train.step_timeout or 0)
         if self.monitor is not None:
             self.monitor.page.enter("starting")
         if self.dist_env.world_size > 1 or self._watch_one:
@@ -141,30 +146,33 @@ class RankSession:
         world_size = self.dist_env.world_size
         return Axis(world_size, self.dist_env.rank, tuple(range(world_size)))
 
-    @contextlib.contextmanager
-    def log_to_run_folder(self, folder: Path | None) -> Iterator[None]:
-        """Log to the terminal and, on rank 0, to the folder's log.txt, including findings that end the run."""
-        with logging.log_to_run_folder(folder, self.dist_env.rank):
-            try:
-                yield
-            except DslparError as error:
-                log.error(self._text(error).rstrip())
-                self._has_reported = True
-                raise
+    def log_to_run_folder(self, folder: Path | None) -> None:
+        """Log to the terminal and, on rank 0, to the folder's log.txt, until the rank ends.
+
+        Findings that end the run are logged there, too.
+        """
+        self._stack.enter_context(logging.log_to_run_folder(folder, self.dist_env.rank))
+        self._logs = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        with self._stack:
+            return self._end(error)
+
+    def _end(self, error: BaseException | None) -> bool:
         if isinstance(error, DslparError) and self._has_met:
-            if self.dist_env.rank == 0 and not self._has_reported:
+            if self._logs:
+                log.error(self._text(error).rstrip())
+            elif self.dist_env.rank == 0:
                 self.print_findings(error)
-            self._end_after_rank_0(RankExit())
+            self._end_after_rank_0(self._refused)
         elif isinstance(error, RankExit):
             self._end_after_rank_0(error) if self._has_met else self._end_before_start(error)
         elif error is not None:
             return False
         elif self.monitor is not None and self._has_met:
-            self.monitor.enter_ending(self._ending_s)
+            self.monitor.enter_ending(self.ending_s)
             bootstrap.teardown_distributed()
         return True
 
@@ -204,7 +212,7 @@ class RankSession:
             return
         if end.is_result:
             self.monitor.mark_result(end.status)
-        self.monitor.enter_ending(self._ending_s)
+        self.monitor.enter_ending(self.ending_s)
         bootstrap.teardown_distributed(together=False)
         if self.dist_env.rank:
             self.monitor.wait_for_rank_0(_AFTER_START_WAIT_S)

@@ -24,7 +24,15 @@ from dslpar.layout.modes import cuboid_of
 from dslpar.layout.resolve import Job, auto_counts, heads_of, method_of, with_zero
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import automatic
-from dslpar.schema.parallel_forms import is_of_libai, keys_of, pipeline_of, stated_replicas, tensor_of
+from dslpar.schema.parallel_forms import (
+    is_of_libai,
+    pipeline_key,
+    pipeline_of,
+    stage_ids_key,
+    stated_replicas,
+    tensor_key,
+    tensor_of,
+)
 from dslpar.schema.sections import ContextParallel, PipelineParallel, Spec, TensorParallel
 
 
@@ -300,11 +308,11 @@ def _data_settings(job: Job, candidate: Candidate) -> dict[str, str]:
 
 def _pipeline_settings(spec: Spec, own: Candidate, candidate: Candidate) -> dict[str, str]:
     """Set the pipeline's size, and unset the config's list of layers per stage, which fits only the old size."""
-    pipeline, size, keys = pipeline_of(spec), str(candidate.pipe), keys_of(spec)
+    pipeline, size = pipeline_of(spec), str(candidate.pipe)
     lists_layers = pipeline is not None and (pipeline.stage_ids is not None or pipeline.counts is not None)
     if is_of_libai(spec):
-        found = {keys.stage_ids: "None"} if lists_layers else {}
-        return found | ({keys.pipeline: size} if candidate.pipe != own.pipe else {})
+        found = {stage_ids_key(spec): "None"} if lists_layers else {}
+        return found | ({pipeline_key(spec): size} if candidate.pipe != own.pipe else {})
     if lists_layers:
         return {"parallel.pipeline": size}
     if candidate.pipe == own.pipe:
@@ -314,7 +322,7 @@ def _pipeline_settings(spec: Spec, own: Candidate, candidate: Candidate) -> dict
 
 def _tensor_settings(spec: Spec, own: TensorParallel, other: TensorParallel) -> dict[str, str]:
     if is_of_libai(spec):
-        return {keys_of(spec).tensor: str(other.size)}
+        return {tensor_key(spec): str(other.size)}
     if other.size == 1:
         return {"parallel.tensor": "None"}
     if own.mode == other.mode:

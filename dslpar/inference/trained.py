@@ -31,7 +31,7 @@ from dslpar.layout.resolve import Job, chunks_of
 from dslpar.linter import check
 from dslpar.reporting.run_dir import CHECKPOINTS
 from dslpar.schema import sections, sections_reader
-from dslpar.schema.parallel_forms import keys_of, pipeline_of
+from dslpar.schema.parallel_forms import pipeline_of, stage_ids_key
 
 _OF_TRAINING = (
     *("optimizer", "lr_scheduler", "activation_checkpoint", "checkpoint", "monitor", "gradient_handler", "schedule"),
@@ -101,7 +101,7 @@ def _cut_into_chunks(spec: sections.Spec) -> list[str]:
     if pipeline is None or chunks_of(spec, pipeline.size).num == 1:
         return []
     if spec.parallel.pipeline is None:
-        return [f"{keys_of(spec).stage_ids}=None"]
+        return [f"{stage_ids_key(spec)}=None"]
     return [f"parallel.pipeline.{name}=None" for name in ("stage_ids", "counts")]
 
 

@@ -24,7 +24,7 @@ from dslpar.layout.resolve import Job, chunks_of, heads_of, resolve, with_zero
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.schema import sections
 from dslpar.schema.datasets import BlendData, Data, part_key
-from dslpar.schema.parallel_forms import keys_of, pipeline_of, tensor_of
+from dslpar.schema.parallel_forms import pipeline_key, pipeline_of, stage_ids_key, tensor_key, tensor_of
 from dslpar.schema.sections_reader import Reading
 
 if TYPE_CHECKING:
@@ -342,19 +342,19 @@ class Context:
     @property
     def pipeline_key(self) -> str:
         """The key of the number of stages."""
-        return keys_of(self.spec).pipeline
+        return pipeline_key(self.spec)
 
     @property
     def tensor_key(self) -> str:
         """The key of the tensor size; if there is only context parallelism, the key of its size."""
         if self.tensor is None and self.from_parallel("context"):
             return "parallel.context.size"
-        return keys_of(self.spec).tensor
+        return tensor_key(self.spec)
 
     @property
     def ids_key(self) -> str:
         """The key of the list of stage ids."""
-        return keys_of(self.spec).stage_ids
+        return stage_ids_key(self.spec)
 
     @cached_property
     def cuboid(self) -> mesh.Tensor:

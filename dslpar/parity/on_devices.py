@@ -59,6 +59,7 @@ from dslpar.reporting import logging, run_dir
 
 Value = TypeVar("Value")
 
+_REFUSED = RankExit(certificate.STATUS[certificate.REFUSED], is_result=True)
 MOST_SKIPPED = 20
 """Most steps to try: fp16's loss scale falls from 2^16 to 1, and is halved at each skipped step after the first."""
 NORM_BOUND = 1e-5
@@ -91,7 +92,7 @@ def run(load: Load, report: Report, *, small: bool, request: str) -> int:
 
     `small`: use the model in miniature. `request`: the requested options, which must be the same on all ranks.
     """
-    with RankSession(os.environ, watch_one=True) as rank:
+    with RankSession(os.environ, watch_one=True, refused=_REFUSED) as rank:
         loaded, source = rank.prepare(lambda dist_env: _load(load, dist_env, small))
         rank.config = loaded.config
         with logging.prints_to_log(None):  # DeepSpeed's output is not part of the result
@@ -105,16 +106,15 @@ def run(load: Load, report: Report, *, small: bool, request: str) -> int:
 
 def _load(load: Load, dist_env: DistributedEnv, small: bool) -> tuple[Loaded, Source | None]:
     """Return the job and its data (a miniature needs none); print findings."""
-    refused = RankExit(certificate.STATUS[certificate.REFUSED], is_result=True)
     loaded = load(dist_env.world_size)
     if loaded is None:
-        raise refused
+        raise _REFUSED
     try:
         check_data(loaded.job)
         return loaded, None if small else find_source(loaded.job)
     except DslparError as error:
         logging.print_findings(loaded.config.at_keys(error.findings), loaded.config.sources)
-        raise refused from error
+        raise _REFUSED from error
 
 
 @dataclass

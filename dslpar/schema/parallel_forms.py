@@ -1,14 +1,12 @@
 """The two forms of a layout, dslpar's `parallel` and LiBai's `train.dist`, read as one.
 
     pipeline_of(spec), tensor_of(spec)      # the requested sizes, in whichever form they are written
-    keys_of(spec).pipeline                  # the key with the size: 'train.dist.pipeline_parallel_size'
+    pipeline_key(spec)                      # the key with the size: 'train.dist.pipeline_parallel_size'
 
 All code that reads a layout uses these functions. If a config has both forms and they differ, lint reports it (PAR104).
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from dslpar.schema.sections import PipelineParallel, Spec, TensorParallel
 
@@ -48,18 +46,21 @@ def stated_replicas(spec: Spec) -> dict[str, int]:
     return {key: size for key, size in stated.items() if size is not None}
 
 
-class ParallelKeys(NamedTuple):
-    """The keys of the sizes of a layout, in the form that the config uses."""
-
-    pipeline: str
-    stage_ids: str
-    tensor: str
+# Each function reads one axis only: lint reports the mistakes of one axis although the other axis is invalid.
 
 
-def keys_of(spec: Spec) -> ParallelKeys:
-    """Return the key of each axis: in `parallel` if the axis is there, else in `train.dist`."""
-    pipeline, stage_ids = "parallel.pipeline.size", "parallel.pipeline.stage_ids"
-    if spec.parallel.pipeline is None:
-        pipeline, stage_ids = f"{_LIBAI}.pipeline_parallel_size", f"{_LIBAI}.custom_pipeline_stage_id"
-    tensor = f"{_LIBAI}.tensor_parallel_size" if spec.parallel.tensor is None else "parallel.tensor.size"
-    return ParallelKeys(pipeline, stage_ids, tensor)
+def pipeline_key(spec: Spec) -> str:
+    """Return the key of the number of stages: in `parallel` if the pipeline is there, else in `train.dist`."""
+    return "parallel.pipeline.size" if spec.parallel.pipeline is not None else f"{_LIBAI}.pipeline_parallel_size"
+
+
+def stage_ids_key(spec: Spec) -> str:
+    """Return the key of the list of stage ids, in the form of `pipeline_key`."""
+    if spec.parallel.pipeline is not None:
+        return "parallel.pipeline.stage_ids"
+    return f"{_LIBAI}.custom_pipeline_stage_id"
+
+
+def tensor_key(spec: Spec) -> str:
+    """Return the key of the tensor size: in `parallel` if that has a tensor axis, else in `train.dist`."""
+    return "parallel.tensor.size" if spec.parallel.tensor is not None else f"{_LIBAI}.tensor_parallel_size"

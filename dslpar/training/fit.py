@@ -26,7 +26,7 @@ from dslpar.training.program import ProgramEngine
 from dslpar.training.request import Request, claim_run_folder
 from dslpar.training.run import Run
 from dslpar.training.run_loop import log_no_checkpoint, run_loop
-from dslpar.training.session import any_rank
+from dslpar.training.session import NO_LIMIT, any_rank
 from dslpar.training.step_data import IterableData, step_data
 
 
@@ -105,7 +105,7 @@ def _in_loop(engine: ProgramEngine) -> Iterator[None]:
         yield
     finally:
         engine.in_loop = False
-    engine.session.enter("in the program", engine.steps_done)
+    engine.session.enter("in the program", engine.steps_done, NO_LIMIT)
 
 
 @contextlib.contextmanager

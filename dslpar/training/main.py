@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dslpar.core.errors import DslparError
 from dslpar.distributed.distributed_env import DistributedEnv
-from dslpar.distributed.rank_session import RankExit, RankSession
+from dslpar.distributed.rank_session import SLOW_FACTOR, RankExit, RankSession
 from dslpar.launch.agent import JOB
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
@@ -83,12 +83,13 @@ def _run(loaded: Loaded, rank: RankSession) -> int:
 
     session = Session(job, loaded.config, rank.world, rank.monitor, source.identity)
     session.extend_timeouts()
+    rank.ending_s = SLOW_FACTOR * (job.spec.train.step_timeout or 0)
     versions = {f"version of {name}": version for name, version in run_dir.versions().items()}
     rank.agree(job, {"text": source.whole_identity, "command line": loaded.flags, **versions})
     # Every rank has read the config by now. The config may be in the run folder, whose files change from here on.
     stored, folder = claim_run_folder(session, job, request, loads=request.loads_checkpoint)
-    with rank.log_to_run_folder(folder):
-        return _train(loaded, session, stored, folder)
+    rank.log_to_run_folder(folder)
+    return _train(loaded, session, stored, folder)
 
 
 def _train(loaded: Loaded, session: Session, stored: Checkpoint | None, folder: Path | None) -> int:

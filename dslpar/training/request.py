@@ -55,7 +55,7 @@ def claim_run_folder(
     if stored is None and request.eval_only and loads:
         message = f"nothing to evaluate: no checkpoint in {job.output_dir}"
         hint = "train first, or name the folder of a run, train.output_dir=..."
-        raise_finding("CKP206", message, hint, job.path, "train.output_dir")
+        raise_finding("CKP206", message, hint, session.config.at("train.output_dir"), "train.output_dir")
     if request.trains and not session.is_prepared:
         if stored is not None:
             session.prune(job, stored)

@@ -123,8 +123,9 @@ def test_the_wheel_holds_dslpar_and_nothing_else(wheel: Path) -> None:
     here |= {f"dslpar/{name}" for name in modules if name.startswith("layers/")}
     here |= {name.replace("configs/", "dslpar/shipped_configs/", 1) for name in modules if name.startswith("configs/")}
     assert {name for name in names if name.endswith(".py")} == here
-    data = {path.relative_to(ROOT).as_posix() for path in files() if path.suffix in (".json", ".md", ".txt")}
-    shipped = {name for name in names if name.endswith((".json", ".md", ".txt")) and ".dist-info/" not in name}
+    suffixes = (".json", ".md", ".txt", ".css", ".js")
+    data = {path.relative_to(ROOT).as_posix() for path in files() if path.suffix in suffixes}
+    shipped = {name for name in names if name.endswith(suffixes) and ".dist-info/" not in name}
     assert shipped == {name for name in data if name.startswith("dslpar/")}
 
 

@@ -213,3 +213,14 @@ def test_flags_of_the_other_form_are_refused(config: Path, capsys: pytest.Captur
             main(["prove", str(config), *flags])
         assert ended.value.code == 2
         assert word in capsys.readouterr().err
+
+
+def test_half_a_place_is_refused(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 2, not 1: nothing was compared."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["prove", str(config), "--on-devices"]) == 2
+    assert "HST201" in capsys.readouterr().err

@@ -103,6 +103,12 @@ def hidden(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
         ("parallel = dict(tensor=dict(size=6, mode='4d'))\n", 64, ["TEN102", "PAR101"]),
         ("lr_scheduler = dict(type='Cosine', min_lr=9.0)\n", 8, ["CFG108", "BAT106"]),
         ("batch = dict(micro_size='16', global_size=17)\n", 8, ["CFG102", "BAT101"]),
+        ("parallel = dict(pipeline=3, tensor=[2])\n", 8, ["CFG102", "PAR101"]),
+        (
+            "parallel = dict(pipeline=[2], tensor=dict(size=7, mode='1d'))\n",
+            8,
+            ["CFG102", "PAR101", "TEN201", "TEN202"],
+        ),
     ],
 )
 def test_what_is_meant_is_checked_at_once(text: str, world: int, expected: list[str]) -> None:
