@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from dslpar.core.errors import Location
 from dslpar.layout.divisors import divisors
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
-
-if TYPE_CHECKING:
-    pass
 
 _GRAMMAR = "one host per line: NAME slots=N"
 
