@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from benchmarks.published_runs import model_of_row, nanotron_counts, nanotron_keep
 from dslpar.core.mesh import Mesh, Tensor
+from dslpar.costs.family import model_costs
 from dslpar.costs.memory import Saved
 from dslpar.costs.model_costs import Costs, ModelCosts
 from dslpar.forecast.device import DEVICES, Device
 from dslpar.forecast.workload import Buckets, Habits, Recompute, Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
-from dslpar.models.gpt.costs import model_costs
 from dslpar.models.gpt.section import GPT
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

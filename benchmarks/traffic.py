@@ -41,12 +41,14 @@ from benchmarks.measure import HEADER, Ratio
 from benchmarks.sides import on_ranks
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
+from dslpar.costs import family as costs
+from dslpar.costs import layers as sizes
 from dslpar.costs import traffic
 from dslpar.costs.ring import LayerTraffic, Number, Traffic
 from dslpar.distributed.groups import Groups
 from dslpar.layers import MLP, Block, Form, Linear, initialize, placement
 from dslpar.layout.modes import cuboid_of
-from dslpar.models.gpt import costs, section
+from dslpar.models.gpt import section
 from dslpar.schema import sections
 from tests.support.traffic_counter import counting
 
@@ -90,12 +92,12 @@ class Layer(NamedTuple):
 LAYERS = {
     "linear": Layer(
         lambda groups: Linear(groups, HIDDEN, FFN, role="inward", bias=False),
-        lambda tensor: traffic.linear(tensor, TOKENS, HIDDEN, FFN, role="inward", bias=False),
+        lambda tensor: traffic.total([sizes.Linear(HIDDEN, FFN, "inward", bias=False)], tensor, TOKENS),
         ((HIDDEN, FFN),),
     ),
     "mlp": Layer(
         lambda groups: MLP(groups, HIDDEN, FFN),
-        lambda tensor: traffic.mlp(tensor, TOKENS, HIDDEN, FFN),
+        lambda tensor: traffic.total(sizes.mlp(HIDDEN, FFN), tensor, TOKENS),
         ((HIDDEN, FFN), (FFN, HIDDEN)),
     ),
     "block": Layer(

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.rows import Row, at_most, holds
 from dslpar.core.mesh import Mesh
+from dslpar.costs import family as costs
 from dslpar.distributed.determinism import VARIABLES
 from dslpar.distributed.groups import Groups
 from dslpar.layers import (
@@ -27,7 +28,7 @@ from dslpar.layers import (
     gradient_accumulation_fusion,
     initialize,
 )
-from dslpar.models.gpt import costs, section
+from dslpar.models.gpt import section
 from dslpar.models.recompute import Step, run_layers
 
 FORMS = {

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dslpar.core.mesh import Tensor
+from dslpar.costs import memory, traffic
 from dslpar.costs.family_costs import costs_of
 from dslpar.costs.flops import Flops
-from dslpar.costs.model_costs import ModelCosts
-from dslpar.costs.ring import Number
+from dslpar.costs.memory import LayerMemory
+from dslpar.costs.model_costs import CostsFunction, ModelCosts, function_of
+from dslpar.costs.ring import LayerTraffic, Number
 from dslpar.schema.sections import Model, OtherModel
 
 
-def costs_function(model: Model | OtherModel, seq_len: int) -> Callable[[Tensor, Number], ModelCosts] | None:
+def layer_traffic(model: Model, tensor: Tensor, tokens: Number) -> LayerTraffic:
+    """Return a rank's traffic for one layer of the pipeline's partition and a micro-batch of `tokens`."""
+    return traffic.total(costs_of(model).layers(model, model.longest_sample).layer, tensor, tokens)
+
+
+def layer_memory(model: Model, tensor: Tensor, tokens: Number) -> LayerMemory:
+    """Return a rank's memory for one layer of the pipeline's partition."""
+    return memory.total(costs_of(model).layers(model, model.longest_sample).layer, tensor, tokens)
+
+
+def model_traffic(model: Model, tensor: Tensor, tokens: Number) -> LayerTraffic:
+    """Return a rank's traffic for the whole model and its loss, all on one stage."""
+    layers = costs_of(model).layers(model, model.longest_sample)
+    first, layer, last = (traffic.total(each, tensor, tokens) for each in (layers.first, layers.layer, layers.last))
+    return first + layer * model.num_layers + last
+
+
+def costs_function(model: Model | OtherModel, seq_len: int) -> CostsFunction | None:
     """Return a function from a cuboid and the tokens of a micro-batch to the costs of the model's parts on a rank.
 
     Return None if the costs are unknown before the model is built.
     """
     if isinstance(model, Model):
-        of_family = costs_of(model).model_costs
-        return lambda cuboid, tokens: of_family(model, cuboid, tokens, seq_len)
+        return function_of(costs_of(model).layers(model, seq_len))
     if model.transformers is None:
         return None
     from dslpar.costs import transformers_costs  # most configs have a dslpar model

@@ -1,39 +1,20 @@
-"""Interface of the module `costs` of each model family, such as `dslpar.models.gpt.costs`; the forecast calls it."""
+"""Interface of the module `costs` of each model family, such as `dslpar.models.gpt.costs`."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol, cast
 
-from dslpar.core.mesh import Tensor
 from dslpar.costs.flops import Flops
-from dslpar.costs.memory import LayerMemory
-from dslpar.costs.model_costs import ModelCosts
-from dslpar.costs.ring import LayerTraffic, Number
+from dslpar.costs.layers import ModelLayers
 from dslpar.schema import families
 from dslpar.schema.sections import Model
 
 
 class FamilyCosts(Protocol):
-    """Costs of a model family.
+    """Layers and FLOPs of a model family; `model` is the model's config section, `seq_len` the tokens of a sample."""
 
-    Arguments: `model` is the model's config section, `cuboid` the tensor group, `tokens` the tokens of a micro-batch,
-    and `seq_len` the tokens of a sample.
-    """
-
-    def layer_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-        """Return a rank's traffic for one layer of the pipeline partition."""
-        ...
-
-    def model_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-        """Return a rank's traffic for the whole model and its loss, all on one stage."""
-        ...
-
-    def layer_memory(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerMemory:
-        """Return a rank's memory for one layer."""
-        ...
-
-    def model_costs(self, model: Any, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
-        """Return a rank's compute, traffic and memory for one layer, and for the parts before and after all layers."""
+    def layers(self, model: Any, seq_len: int) -> ModelLayers:
+        """Return the model's layers, from which memory, traffic and work are computed."""
         ...
 
     def flops_per_token(self, model: Any, seq_len: int) -> Flops:

@@ -1,8 +1,8 @@
 """Memory of each layer in closed form: elements that a rank stores of its weights, and saves for the backward.
 
     >>> from dslpar.core.mesh import Tensor
-    >>> layer = linear(Tensor(q=2, y=2, residual="hidden"), 64, 16, 48, role="inward")
-    >>> int(layer.weights), int(layer.saved.elements)
+    >>> held = total([Linear(16, 48, "inward")], Tensor(q=2, y=2, residual="hidden"), tokens=64)
+    >>> int(held.weights), int(held.saved.elements)
     (216, 512)
 
 Letters: M tokens of a micro-batch; K and N input and output features of a linear; d, q, y and z the axes of the tensor
@@ -30,18 +30,42 @@ A tensor that two layers save counts once. Float32 numbers per token, or per tok
 `Saved.wide`. Korthikanti et al. (arXiv 2205.05198) count in the same way: they sum a block's saved activations, each
 once, and divide by the degrees of tensor and sequence parallelism.
 
-All functions return what one rank holds. Their first argument `tensor` is the cuboid (the tensor group's sizes and
-modes), and `tokens` is M.
+All functions return what one rank holds. Their argument `tensor` is the cuboid (the tensor group's sizes and modes),
+and `tokens` is M. `FORMS` has the closed form of each kind of layer in `dslpar.costs.layers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.costs.adapters import Adapter, AdapterSizes, Role, matrices
+from dslpar.costs.adapters import Role, matrices
 from dslpar.costs.cuts import inner_cuts, residual_cuts
+from dslpar.costs.layers import (
+    Activation,
+    Affine,
+    AttentionCore,
+    BatchNorm,
+    Classifier,
+    CrossEntropy,
+    Embedding,
+    FirstToken,
+    Forms,
+    ForwardOnly,
+    GatheredInner,
+    Head,
+    Layer,
+    Linear,
+    MeanOfTokens,
+    Norm,
+    PerSample,
+    Repeated,
+    ResidualAdd,
+    TokenLinear,
+    Vectors,
+    walk,
+)
 from dslpar.costs.ring import Number, ratio
 from dslpar.layout.divisors import ranks, vocabulary
 
@@ -57,13 +81,16 @@ class Saved(NamedTuple):
     def __add__(self, other: Saved) -> Saved:  # type: ignore[override]
         return Saved(elements=self.elements + other.elements, wide=self.wide + other.wide)
 
+    def __mul__(self, times: int) -> Saved:  # type: ignore[override]
+        return Saved(elements=self.elements * times, wide=self.wide * times)
+
 
 class LayerMemory(NamedTuple):
     """Elements of a layer that one rank holds."""
 
-    weights: Number
+    weights: Number = 0
     """Elements of parameters, trained and frozen."""
-    saved: Saved
+    saved: Saved = Saved()
     """Elements that one micro-batch saves for the backward."""
     frozen: Number = 0
     """The elements of `weights` that are not trained."""
@@ -76,88 +103,56 @@ class LayerMemory(NamedTuple):
         )
 
 
-def linear(
-    tensor: Tensor,
-    tokens: Number,
-    in_features: int,
-    out_features: int,
-    *,
-    role: Role,
-    bias: bool = True,
-    adapters: Sequence[Adapter] | None = None,
-) -> LayerMemory:
+def total(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> LayerMemory:
+    """Return the memory of all `layers`."""
+    return sum(walk(FORMS, layers, tensor, tokens), LayerMemory())
+
+
+def linear(layer: Linear, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count a linear layer: its weight, bias and saved input.
 
-    For a fused linear, such as q, k and v, `out_features` is the sum over its parts. With `adapters` (not None) weight
-    and bias are frozen. With an empty `adapters` no gradient needs the input, so it is not saved.
+    With empty `adapters` no gradient needs the input, so it is not saved.
     """
-    matrix = ratio(in_features * out_features, tensor.y * tensor.z)
+    role, adapters = layer.role, layer.adapters
+    matrix = ratio(layer.in_features * layer.out_features, tensor.y * tensor.z)
     panel = matrix if tensor.keep in ("w", "both") and tensor.q > 1 else 0
     cuts = inner_cuts(tensor) if role == "inward" else residual_cuts(tensor)
-    vector = ratio(out_features, ranks(tensor, cuts.features)) if bias else 0
-    kept = 0 if adapters == () else _input(tensor, tokens, in_features, role)
+    vector = ratio(layer.out_features, ranks(tensor, cuts.features)) if layer.bias else 0
+    kept = 0 if adapters == () else _input(tensor, tokens, layer.in_features, role)
     weights, saved = matrix / tensor.q + vector, Saved(elements=kept + panel)
     if adapters is None:
         return LayerMemory(weights=weights, saved=saved)
-    pairs = matrices(tensor, in_features, adapters, role)
+    pairs = matrices(tensor, layer.in_features, adapters, role)
     return LayerMemory(
         weights=weights + sum(each.elements for pair in pairs for each in pair), saved=saved, frozen=weights
     )
 
 
-def norm(
-    tensor: Tensor,
-    tokens: Number,
-    hidden_size: int,
-    *,
-    kind: str = "layernorm",
-    bias: bool = True,
-    frozen: bool = False,
-) -> LayerMemory:
+def norm(layer: Norm, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count a norm: its parameters, its saved input, and one (RMSNorm) or two (LayerNorm) statistics per token."""
-    vectors, statistics = (1, 1) if kind == "rmsnorm" else (1 + bias, 2)
+    is_rms = layer.kind == "rmsnorm"
+    vectors, statistics = (1, 1) if is_rms else (1 + layer.bias, 2)
     rows = ratio(tokens, ranks(tensor, residual_cuts(tensor).tokens))
     pieces = ranks(tensor, residual_cuts(tensor).features)
     # torch's RMSNorm runs if no axis shards the features. On a CPU, without a fused kernel, it also saves its result.
-    times = 2 if kind == "rmsnorm" and pieces == 1 else 1
-    saved = Saved(elements=times * _residual(tensor, tokens, hidden_size), wide=statistics * rows)
-    weights = ratio(vectors * hidden_size, pieces)
-    return LayerMemory(weights=weights, saved=saved, frozen=weights if frozen else 0)
+    times = 2 if is_rms and pieces == 1 else 1
+    saved = Saved(elements=times * residual(tensor, tokens, layer.hidden_size), wide=statistics * rows)
+    weights = ratio(vectors * layer.hidden_size, pieces)
+    return LayerMemory(weights=weights, saved=saved, frozen=weights if layer.frozen else 0)
 
 
-def attention(
-    tensor: Tensor,
-    tokens: Number,
-    hidden_size: int,
-    num_heads: int,
-    *,
-    kv_heads: int | None = None,
-    bias: bool = True,
-    adapters: AdapterSizes | None = None,
-) -> LayerMemory:
-    """Count fused attention without dropout or mask, with its projections.
-
-    The core saves q, k, v, its result, and a log-sum-exp per token and head. With `adapters` (not None) all weights of
-    the layer are frozen. The same holds in `mlp`.
-    """
-    kv_size = hidden_size // num_heads * (kv_heads or num_heads)
-    qkv, out = (None, None) if adapters is None else (adapters.qkv, adapters.out)
-    inward = linear(tensor, tokens, hidden_size, hidden_size + 2 * kv_size, role="inward", bias=bias, adapters=qkv)
-    outward = linear(tensor, tokens, hidden_size, hidden_size, role="outward", bias=bias, adapters=out)
-    result = _inner(tensor, tokens, hidden_size)
-    core = _inner(tensor, tokens, hidden_size + 2 * kv_size)
-    # The output projection's `linear` counts the result of the core as its input. A second copy exists if the result
-    # is exchanged or gathered before the projection: by Ulysses's all-to-all, or over z. If the projection saves no
-    # input (frozen, without adapters), the core's own saved result is counted here.
-    if out == () or tensor.ulysses > 1 or (tensor.z > 1 and tensor.keep in ("x", "both")):
-        core += result
-    wide = _inner(tensor, tokens, num_heads)
-    return inward + LayerMemory(weights=0, saved=Saved(elements=core, wide=wide)) + outward
+def attention_core(layer: AttentionCore, tensor: Tensor, tokens: Number) -> LayerMemory:
+    """Count the core of fused attention: q, k, v, its result, and a log-sum-exp per token and head."""
+    saved = _inner(tensor, tokens, layer.hidden_size + 2 * layer.kv_size)
+    # The output projection counts the result of the core as its input. A second copy exists if the result is exchanged
+    # or gathered before the projection: by Ulysses's all-to-all, or over z. If the projection saves no input, the
+    # core's own saved result is counted here.
+    if not layer.result_is_saved or tensor.ulysses > 1 or (tensor.z > 1 and tensor.keep in ("x", "both")):
+        saved += _inner(tensor, tokens, layer.hidden_size)
+    return LayerMemory(saved=Saved(elements=saved, wide=_inner(tensor, tokens, layer.num_heads)))
 
 
-def attention_working(
-    tensor: Tensor, tokens: Number, hidden_size: int, num_heads: int, *, kv_heads: int | None = None, rotary: bool
-) -> Saved:
+def attention_working(layer: AttentionCore, tensor: Tensor, tokens: Number) -> Saved:
     """Count the temporaries of attention's backward at its fullest moment, in addition to the tensors that it saves.
 
     Below, q is the size of the queries on this rank, and also of the result. kv is the size of the keys, and also of
@@ -173,8 +168,7 @@ def attention_working(
 
     At moments 2 and 3 the tensors that the core saved are already freed, so their size is subtracted.
     """
-    kv_size = hidden_size // num_heads * (kv_heads or num_heads)
-    q, kv = _inner(tensor, tokens, hidden_size), _inner(tensor, tokens, kv_size)
+    q, kv = _inner(tensor, tokens, layer.hidden_size), _inner(tensor, tokens, layer.kv_size)
     exchanges = tensor.ulysses > 1
     if tensor.ring == 1:
         core = Saved(elements=2 * q + 2 * kv + (2 * q if exchanges else 0))
@@ -187,85 +181,139 @@ def attention_working(
     saved = 2 * q + 2 * kv
     # Rotary: gradients of q, k and v before and after the rotation, and two more tensors for queries and keys.
     # Exchange: four tensors with the gradients of q, k and v. It also frees the second saved copy of the result (- q).
-    others: list[Number] = [2 * (q + 2 * kv) + 2 * (q + kv) - saved] if rotary else []
+    others: list[Number] = [2 * (q + 2 * kv) + 2 * (q + kv) - saved] if layer.rotary else []
     others += [4 * (q + 2 * kv) - saved - q] if exchanges else []
     return max([core, *(Saved(elements=each) for each in others)], key=lambda each: each.elements + each.wide)
 
 
-def mlp(
-    tensor: Tensor,
-    tokens: Number,
-    hidden_size: int,
-    ffn_size: int,
-    *,
-    activation: str = "gelu",
-    bias: bool = True,
-    adapters: AdapterSizes | None = None,
-) -> LayerMemory:
-    """Count an MLP: the up linear, the saved input of the activation function, and the down linear.
-
-    With 'swiglu' the up linear includes the gate, and the saved input has twice the features.
-    """
-    inner = (2 if activation == "swiglu" else 1) * ffn_size
-    of_up, of_down = (None, None) if adapters is None else (adapters.up, adapters.down)
-    up = linear(tensor, tokens, hidden_size, inner, role="inward", bias=bias, adapters=of_up)
-    activated = LayerMemory(weights=0, saved=Saved(elements=_inner(tensor, tokens, inner)))
-    return up + activated + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias, adapters=of_down)
+def activation(layer: Activation, tensor: Tensor, tokens: Number) -> LayerMemory:
+    """Count the saved input of an activation function."""
+    return LayerMemory(saved=Saved(elements=_inner(tensor, tokens, layer.blocks * layer.features)))
 
 
-def embedding(
-    tensor: Tensor, vocab_size: int, hidden_size: int, num_positions: int = 0, *, frozen: bool = False
-) -> LayerMemory:
-    """Count the token table with its padding, and the position table.
+def embedding(layer: Embedding, tensor: Tensor, tokens: Number) -> LayerMemory:
+    """Count the token table with its padding.
 
     The embedding saves no activations. Its result is counted by the next layer, which saves it as an input.
     """
-    rows = ratio(vocabulary(vocab_size, tensor).value, tensor.y * tensor.q * tensor.z)
-    positions = ratio(num_positions, ranks(tensor, residual_cuts(tensor).features))
-    weights = hidden_size * (rows + positions)
-    return LayerMemory(weights=weights, saved=Saved(), frozen=weights if frozen else 0)
+    rows = ratio(vocabulary(layer.vocab_size, tensor).value, tensor.y * tensor.q * tensor.z)
+    weights = layer.hidden_size * rows
+    return LayerMemory(weights=weights, frozen=weights if layer.frozen else 0)
 
 
-def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int, *, frozen: bool = False) -> LayerMemory:
+def vectors(layer: Vectors, tensor: Tensor, tokens: Number) -> LayerMemory:
+    """Count vectors that are added to the residual stream."""
+    weights = ratio(layer.elements, ranks(tensor, residual_cuts(tensor).features))
+    return LayerMemory(weights=weights, frozen=weights if layer.frozen else 0)
+
+
+def head(layer: Head, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count the head's weight and saved input; `logits` counts the head's output."""
-    padded = vocabulary(vocab_size, tensor).value
-    adapters = () if frozen else None
-    return linear(tensor, tokens, hidden_size, padded, role="inward", bias=False, adapters=adapters)
+    padded = vocabulary(layer.vocab_size, tensor).value
+    adapters = () if layer.frozen else None
+    return linear(Linear(layer.hidden_size, padded, "inward", bias=False, adapters=adapters), tensor, tokens)
 
 
-def logits(tensor: Tensor, tokens: Number, vocab_size: int) -> Number:
-    """Return the elements of logits that a rank holds."""
-    return _inner(tensor, tokens, vocabulary(vocab_size, tensor).value)
+def classifier(layer: Classifier, tensor: Tensor, tokens: Number) -> LayerMemory:
+    """Count a classifier's weight, bias and saved input."""
+    weights = (layer.hidden_size + 1) * layer.num_classes
+    return LayerMemory(weights=weights, saved=Saved(elements=tokens * layer.hidden_size))
+
+
+def affine(layer: Affine, tensor: Tensor, tokens: Number) -> LayerMemory:
+    """Count an elementwise affine map of the residual's features: its vectors and its saved input."""
+    weights = ratio((1 + layer.bias) * layer.hidden_size, ranks(tensor, residual_cuts(tensor).features))
+    return LayerMemory(weights=weights, saved=Saved(elements=residual(tensor, tokens, layer.hidden_size)))
+
+
+def token_linear(layer: TokenLinear, tensor: Tensor, tokens: Number) -> LayerMemory:
+    """Count a linear over the tokens of a sample, and its saved input; every rank holds the whole weight."""
+    saved = Saved(elements=residual(tensor, tokens, layer.hidden_size))
+    return LayerMemory(weights=layer.num_tokens**2 + layer.num_tokens, saved=saved)
+
+
+def batch_norm(layer: BatchNorm, tensor: Tensor, tokens: Number) -> LayerMemory:
+    """Count a BatchNorm: its vectors, its centred input and a statistic per feature, and the input of its gain.
+
+    The centred input is in float32. A ReLU after the norm saves its result, which is the next linear's input.
+    """
+    stored, cuts = (_inner, inner_cuts) if layer.after == "inward" else (residual, residual_cuts)
+    elements, features = (
+        stored(tensor, tokens, layer.features),
+        ratio(layer.features, ranks(tensor, cuts(tensor).features)),
+    )
+    saved = Saved(elements=elements if layer.affine else 0, wide=elements + features)
+    return LayerMemory(weights=2 * features if layer.affine else 0, saved=saved)
+
+
+def _per_sample(layer: PerSample, tensor: Tensor, tokens: Number) -> LayerMemory:
+    return total(layer.layers, tensor, ratio(tokens, layer.num_tokens))
+
+
+def _repeated(layer: Repeated, tensor: Tensor, tokens: Number) -> LayerMemory:
+    once = total(layer.layers, tensor, tokens)
+    return once._replace(saved=once.saved * layer.times)
+
+
+def _forward_only(layer: ForwardOnly, tensor: Tensor, tokens: Number) -> LayerMemory:
+    weights = total(layer.layers, tensor, tokens).weights
+    return LayerMemory(weights=weights, frozen=weights)
+
+
+def _nothing(layer: Layer, tensor: Tensor, tokens: Number) -> LayerMemory:
+    """Count a layer without weights whose inputs and results are saved by other layers, or not at all."""
+    return LayerMemory()
+
+
+FORMS: Forms[LayerMemory] = {
+    Activation: activation,
+    Affine: affine,
+    AttentionCore: attention_core,
+    BatchNorm: batch_norm,
+    Classifier: classifier,
+    CrossEntropy: _nothing,
+    Embedding: embedding,
+    FirstToken: _nothing,
+    ForwardOnly: _forward_only,
+    GatheredInner: _nothing,
+    Head: head,
+    Linear: linear,
+    MeanOfTokens: _nothing,
+    Norm: norm,
+    PerSample: _per_sample,
+    Repeated: _repeated,
+    ResidualAdd: _nothing,
+    TokenLinear: token_linear,
+    Vectors: vectors,
+}
+"""The closed form of each kind of layer."""
+
+
+def logits(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> Number:
+    """Return the elements of the logits that a rank holds while the losses among `layers` are computed."""
+    found: Number = 0
+    for layer in layers:
+        if isinstance(layer, CrossEntropy):
+            found += _inner(tensor, tokens, vocabulary(layer.vocab_size, tensor).value)
+        elif isinstance(layer, Classifier):
+            found += tokens * layer.num_classes
+        elif isinstance(layer, PerSample):
+            found += logits(layer.layers, tensor, ratio(tokens, layer.num_tokens))
+    return found
 
 
 def residual(tensor: Tensor, tokens: Number, features: int) -> Number:
     """Return the elements of the residual stream that a rank stores."""
-    return _residual(tensor, tokens, features)
-
-
-def affine(tensor: Tensor, tokens: Number, hidden_size: int, *, bias: bool = True) -> LayerMemory:
-    """Count an elementwise affine map of the residual's features: its vectors and its saved input."""
-    vectors = ratio((1 + bias) * hidden_size, ranks(tensor, residual_cuts(tensor).features))
-    return LayerMemory(weights=vectors, saved=Saved(elements=_residual(tensor, tokens, hidden_size)))
-
-
-def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerMemory:
-    """Count a linear over the tokens of a sample, and its saved input; every rank holds the whole weight."""
-    return LayerMemory(weights=num_tokens**2 + num_tokens, saved=Saved(elements=_residual(tensor, tokens, hidden_size)))
+    return ratio(tokens * features, ranks(tensor, residual_cuts(tensor).tokens + residual_cuts(tensor).features))
 
 
 def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Number:
     """Return the elements of a linear's saved input: the panel if `keep` names it, else the stored shard."""
-    stored = (_residual if role == "inward" else _inner)(tensor, tokens, features)
+    stored = (residual if role == "inward" else _inner)(tensor, tokens, features)
     if tensor.keep not in ("x", "both"):
         return stored
     other = tensor.z if role == "inward" else tensor.y
     return ratio(tokens * features, tensor.x * other)
-
-
-def _residual(tensor: Tensor, tokens: Number, features: int) -> Number:
-    """Return the elements of the residual stream that a rank stores."""
-    return ratio(tokens * features, ranks(tensor, residual_cuts(tensor).tokens + residual_cuts(tensor).features))
 
 
 def _inner(tensor: Tensor, tokens: Number, features: int) -> Number:

@@ -1,18 +1,21 @@
 """Costs of a model's parts on a rank: the layers that a pipeline partitions, and the parts before and after them.
 
-The function `model_costs` of a model family returns `ModelCosts` for a cuboid, a micro-batch and a sequence length.
-Memory, traffic and time of every stage are sums over these parts. Layers of a traced model (`dslpar.dry_run.trace`) may
-differ, so each of its layers has its own costs.
+`function_of` computes them from a model's layers (`dslpar.costs.layers`). Memory, traffic and time of every stage are
+sums over these parts. Layers of a traced model (`dslpar.dry_run.trace`) may differ, so each of its layers has its own
+costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from typing import Any, NamedTuple, TypeAlias
 
+from dslpar.core.mesh import Tensor
+from dslpar.costs import memory, traffic, work
 from dslpar.costs.flops import Flops
+from dslpar.costs.layers import AttentionCore, Layers, ModelLayers, within
 from dslpar.costs.memory import LayerMemory, Saved
 from dslpar.costs.ring import LayerTraffic, Number
 from dslpar.costs.work import Work
@@ -23,7 +26,7 @@ class Costs(NamedTuple):
 
     work: Work = Work()
     traffic: LayerTraffic = LayerTraffic()
-    memory: LayerMemory = LayerMemory(weights=0, saved=Saved())
+    memory: LayerMemory = LayerMemory()
 
     def __add__(self, other: Costs) -> Costs:  # type: ignore[override]
         return Costs(
@@ -92,6 +95,50 @@ class ModelCosts:
         parts = (self.first, self.layer, self.last)
         first, layer, last = (float(each.memory.frozen) for each in parts)
         return first, layer, last, float(self.tied_frozen)
+
+
+CostsFunction: TypeAlias = Callable[[Tensor, Number], ModelCosts]
+"""Function from a tensor group and the tokens of a micro-batch to the costs of a model's parts on one of its ranks."""
+
+
+def function_of(layers: ModelLayers) -> CostsFunction:
+    """Return the function that computes the costs of a model with these layers.
+
+    It computes once for each tensor group what does not depend on tokens, because a search calls it hundreds of times.
+    """
+
+    @cache
+    def traffic_of_weights(tensor: Tensor) -> LayerTraffic:
+        return traffic.total(layers.mlp_part, tensor, 0)
+
+    core = next((each for each in within(layers.layer) if isinstance(each, AttentionCore)), None)
+
+    def model_costs(tensor: Tensor, tokens: Number) -> ModelCosts:
+        block, mlp_part = (costs_of(part, tensor, tokens) for part in (layers.block, layers.mlp_part))
+        tied = LayerMemory() if layers.tied is None else memory.total([layers.tied], tensor, tokens)
+        return ModelCosts(
+            first=costs_of(layers.first, tensor, tokens),
+            layer=block + mlp_part,
+            last=costs_of(layers.last, tensor, tokens),
+            boundary=memory.residual(tensor, tokens, layers.boundary),
+            mlp_part=mlp_part,
+            weights_of_parts=traffic_of_weights(tensor),
+            attention_working=Saved() if core is None else memory.attention_working(core, tensor, tokens),
+            tied=tied.weights,
+            tied_frozen=tied.frozen,
+            logits=memory.logits(layers.last, tensor, tokens),
+        )
+
+    return model_costs
+
+
+def costs_of(layers: Layers, tensor: Tensor, tokens: Number) -> Costs:
+    """Return the costs of layers on one rank of a tensor group, for a micro-batch of `tokens`."""
+    return Costs(
+        work=work.total(layers, tensor, tokens),
+        traffic=traffic.total(layers, tensor, tokens),
+        memory=memory.total(layers, tensor, tokens),
+    )
 
 
 _OPERATIONS_AN_ELEMENT = 300

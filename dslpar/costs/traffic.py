@@ -1,7 +1,7 @@
 """Traffic of each layer in closed form: elements that a rank sends, by collective and axis, forward and backward.
 
     >>> from dslpar.core.mesh import Tensor
-    >>> up = linear(Tensor(q=2, y=2, residual="hidden"), 64, 16, 48, role="inward", bias=False)
+    >>> up = total([Linear(16, 48, "inward", bias=False)], Tensor(q=2, y=2, residual="hidden"), tokens=64)
     >>> {key: int(elements) for key, elements in up.forward.items()}
     {('all_gather', 'y'): 256, ('all_gather', 'q'): 192}
     >>> int(up.total)
@@ -28,17 +28,41 @@ that the setting `keep` does not name. In 1d these are Megatron-LM's four all-re
 
 All functions count one micro-batch on one rank. They include the gradients of biases and norms' vectors, although
 `dslpar.engine.vector_reduction` sums these once per step if it can. The argument `tensor` is the cuboid (the tensor
-group's sizes and modes), and `tokens` is M.
+group's sizes and modes), and `tokens` is M. `FORMS` has the closed form of each kind of layer in `dslpar.costs.layers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.costs.adapters import Adapter, AdapterSizes, Role, matrices
+from dslpar.costs.adapters import matrices
 from dslpar.costs.cuts import inner_cuts, residual_cuts
+from dslpar.costs.layers import (
+    Activation,
+    Affine,
+    AttentionCore,
+    BatchNorm,
+    Classifier,
+    CrossEntropy,
+    Embedding,
+    FirstToken,
+    Forms,
+    ForwardOnly,
+    GatheredInner,
+    Head,
+    Layer,
+    Linear,
+    MeanOfTokens,
+    Norm,
+    PerSample,
+    Repeated,
+    ResidualAdd,
+    TokenLinear,
+    Vectors,
+    walk,
+)
 from dslpar.costs.ring import (
     NOTHING,
     LayerTraffic,
@@ -51,7 +75,13 @@ from dslpar.costs.ring import (
     reduce_scatter,
 )
 from dslpar.layout.divisors import ranks, vocabulary
-from dslpar.layout.sharding import Letters, samples_are_cut_first
+from dslpar.layout.sharding import Cuts, Letters, samples_are_cut_first
+
+
+def total(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> LayerTraffic:
+    """Return the traffic of all `layers`."""
+    sent = walk(FORMS, layers, tensor, tokens)
+    return LayerTraffic(Traffic.sum(*[each.forward for each in sent]), Traffic.sum(*[each.backward for each in sent]))
 
 
 class _Operand(NamedTuple):
@@ -86,86 +116,72 @@ def _weight(tensor: Tensor, elements: int) -> _Operand:
     return _Operand(tensor, ("q",), ratio(elements, tensor.y * tensor.z))
 
 
-def linear(
-    tensor: Tensor,
-    tokens: Number,
-    in_features: int,
-    out_features: int,
-    *,
-    role: Role,
-    bias: bool = True,
-    gather_output: bool = False,
-    input_grad: bool = True,
-    weight_grad: bool = True,
-    adapters: Sequence[Adapter] | None = None,
-) -> LayerTraffic:
-    """Count a linear layer.
-
-    For a fused linear, such as q, k and v, `out_features` is the sum over its parts. `input_grad` and `weight_grad`
-    select the gradients that the backward computes. `gather_output` gathers all output features on every rank; the
-    backward of this gather sends nothing. With `adapters` (not None) weight and bias are frozen.
-    """
-    inward = role == "inward"
+def linear(layer: Linear, tensor: Tensor, tokens: Number) -> LayerTraffic:
+    """Count a linear layer."""
+    inward, adapters = layer.role == "inward", layer.adapters
     kinds = (_residual, _inner) if inward else (_inner, _residual)
-    x, y = kinds[0](tensor, tokens, in_features), kinds[1](tensor, tokens, out_features)
-    w = _weight(tensor, in_features * out_features)
+    x, y = kinds[0](tensor, tokens, layer.in_features), kinds[1](tensor, tokens, layer.out_features)
+    w = _weight(tensor, layer.in_features * layer.out_features)
     regather_x = NOTHING if tensor.keep in ("x", "both") else x.gather()
     regather_w = NOTHING if tensor.keep in ("w", "both") else w.gather()
     backward = [y.gather()]
-    if input_grad:
+    if layer.input_grad:
         backward += [regather_w, x.reduce()]
     if adapters:
         backward.append(regather_x)
-        for matrix in (each for pair in matrices(tensor, in_features, adapters, role) for each in pair):
+        for matrix in (each for pair in matrices(tensor, layer.in_features, adapters, layer.role) for each in pair):
             backward.append(all_reduce(tensor, tensor.summed_by_layers(matrix.partial), matrix.elements))
-    if weight_grad and adapters is None:
+    if adapters is None:
         backward += [regather_x, w.reduce(), _depth_all_reduce(w)]
-    if bias and adapters is None:
-        backward.append((inner_vectors if inward else residual_vectors)(tensor, out_features).backward)
+        if layer.bias:
+            cuts = inner_cuts(tensor) if inward else residual_cuts(tensor)
+            backward.append(_summed_vectors(tensor, cuts, layer.out_features))
     sent = LayerTraffic(Traffic.sum(x.gather(), w.gather(), y.reduce()), Traffic.sum(*backward))
-    return sent + _gathered_output(tensor, tokens, out_features, role) if gather_output else sent
+    return sent + _gathered_output(layer, tensor, tokens) if layer.gather_output else sent
 
 
-def _gathered_output(tensor: Tensor, tokens: Number, features: int, role: Role) -> LayerTraffic:
+def _gathered_output(layer: Linear, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the gather of all features on every rank: one all-gather per axis, the fastest axis first."""
-    cuts = inner_cuts(tensor) if role == "inward" else residual_cuts(tensor)
-    sent, gathered = NOTHING, ratio(tokens * features, ranks(tensor, cuts.tokens + cuts.features))
-    for letter in reversed(cuts.features):
+    cuts = inner_cuts(tensor) if layer.role == "inward" else residual_cuts(tensor)
+    stored = ratio(tokens * layer.out_features, ranks(tensor, cuts.tokens + cuts.features))
+    return LayerTraffic(forward=_gathers(tensor, reversed(cuts.features), stored))
+
+
+def _gathers(tensor: Tensor, letters: Iterable[str], stored: Number) -> Traffic:
+    """Count one all-gather per axis, in order, of `stored` elements per rank."""
+    sent, gathered = NOTHING, stored
+    for letter in letters:
         gathered *= ranks(tensor, (letter,))
         sent += all_gather(tensor, (letter,), gathered)
-    return LayerTraffic(forward=sent)
+    return sent
 
 
 def _depth_all_reduce(w: _Operand) -> Traffic:
     return all_reduce(w.tensor, w.tensor.summed_by_layers(("d",)), ratio(w.panel, w.tensor.q))
 
 
-def residual_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
-    """Count vector parameters of the residual stream (an outward bias, a norm's gain), with `elements` in all.
+def _summed_vectors(tensor: Tensor, cuts: Cuts, elements: int) -> Traffic:
+    """Count the gradients' sum of vectors with `elements` in all, for features that `cuts` shards.
 
-    Their gradients are summed over the axes that split the residual's tokens, but not over d if ZeRO sums over d.
+    It is a sum over the axes that shard the tokens, but not over d if ZeRO sums over d. Vectors of the residual stream
+    are outward biases and norms' gains. Vectors of inner activations are inward biases.
     """
-    cuts = residual_cuts(tensor)
-    summed = tensor.summed_by_layers(cuts.tokens)
-    return LayerTraffic(backward=all_reduce(tensor, summed, ratio(elements, ranks(tensor, cuts.features))))
+    return all_reduce(tensor, tensor.summed_by_layers(cuts.tokens), ratio(elements, ranks(tensor, cuts.features)))
 
 
-def inner_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
-    """Count vector parameters of inner activations (an inward bias), with `elements` in all."""
-    cuts = inner_cuts(tensor)
-    summed = tensor.summed_by_layers(cuts.tokens)
-    return LayerTraffic(backward=all_reduce(tensor, summed, ratio(elements, ranks(tensor, cuts.features))))
+def vectors(layer: Vectors, tensor: Tensor, tokens: Number) -> LayerTraffic:
+    """Count vectors that are added to the residual stream. No axis shards the rows of a table of positions."""
+    if layer.frozen:
+        return LayerTraffic()
+    return LayerTraffic(backward=_summed_vectors(tensor, residual_cuts(tensor), layer.elements))
 
 
-def norm(
-    tensor: Tensor,
-    tokens: Number,
-    hidden_size: int,
-    *,
-    kind: str = "layernorm",
-    bias: bool = True,
-    frozen: bool = False,
-) -> LayerTraffic:
+def affine(layer: Affine, tensor: Tensor, tokens: Number) -> LayerTraffic:
+    """Count an elementwise affine map: the gradients of its vectors."""
+    return vectors(Vectors((1 + layer.bias) * layer.hidden_size), tensor, tokens)
+
+
+def norm(layer: Norm, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count a norm of the residual stream.
 
     LayerNorm exchanges two statistics per token, and RMSNorm one. Neither sends statistics if no axis shards the hidden
@@ -173,44 +189,24 @@ def norm(
     """
     cut = residual_cuts(tensor).features
     rows = ratio(tokens, ranks(tensor, residual_cuts(tensor).tokens))
-    if kind == "rmsnorm":
+    if layer.kind == "rmsnorm":
         sums = all_reduce(tensor, cut, rows)
         statistics = LayerTraffic(forward=sums, backward=sums)
     else:
         gathered = all_gather(tensor, cut, 2 * rows * ranks(tensor, cut))
         statistics = LayerTraffic(forward=gathered, backward=all_reduce(tensor, cut, 2 * rows))
-    num_vectors = 0 if frozen else 2 if bias and kind == "layernorm" else 1
-    return statistics + residual_vectors(tensor, num_vectors * hidden_size)
+    num_vectors = 2 if layer.bias and layer.kind == "layernorm" else 1
+    return statistics + vectors(Vectors(num_vectors * layer.hidden_size, layer.frozen), tensor, tokens)
 
 
-def attention(
-    tensor: Tensor,
-    tokens: Number,
-    hidden_size: int,
-    num_heads: int,
-    *,
-    kv_heads: int | None = None,
-    bias: bool = True,
-    adapters: AdapterSizes | None = None,
-) -> LayerTraffic:
-    """Count attention with its projections; `kv_heads` None means as many as `num_heads`.
-
-    With `adapters` (not None) all weights of the layer are frozen. The same holds in `mlp`.
-    """
-    kv_size = hidden_size // num_heads * (kv_heads or num_heads)
-    qkv, out = (None, None) if adapters is None else (adapters.qkv, adapters.out)
-    inward = linear(tensor, tokens, hidden_size, hidden_size + 2 * kv_size, role="inward", bias=bias, adapters=qkv)
-    outward = linear(tensor, tokens, hidden_size, hidden_size, role="outward", bias=bias, adapters=out)
-    return inward + _sequence_attention(tensor, tokens, hidden_size, kv_size) + outward
-
-
-def _sequence_attention(tensor: Tensor, tokens: Number, q_size: int, kv_size: int) -> LayerTraffic:
+def attention_core(layer: AttentionCore, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the traffic of attention over a sequence that context parallelism splits, causal or not."""
     if tensor.context == 1:
         return LayerTraffic()
     pieces = ranks(tensor, inner_cuts(tensor).tokens + inner_cuts(tensor).features)
     exchanging, passing = ("ulysses", "ring") if tensor.impl == "hybrid" else ("d", "d")
-    exchanged, kv = ratio(2 * tokens * (q_size + kv_size), pieces), ratio(2 * tokens * kv_size, pieces)
+    exchanged = ratio(2 * tokens * (layer.hidden_size + layer.kv_size), pieces)
+    kv = ratio(2 * tokens * layer.kv_size, pieces)
     key = "all_to_all", exchanging  # q, k and v together, and the output back
     exchange = Traffic({key: ratio(exchanged, tensor.ulysses) * (tensor.ulysses - 1)}, {key: 2})
     # A ring of n ranks sends keys and values n - 1 times. The backward sends them n - 1 times again, and sends their
@@ -226,55 +222,35 @@ def _around(axis: str, elements: Number, times: int) -> Traffic:
     return Traffic({("send", axis): elements * times}, {("send", axis): times})
 
 
-def mlp(
-    tensor: Tensor,
-    tokens: Number,
-    hidden_size: int,
-    ffn_size: int,
-    *,
-    activation: str = "gelu",
-    bias: bool = True,
-    adapters: AdapterSizes | None = None,
-) -> LayerTraffic:
-    """Count an MLP: the up and down linears, and with 'swiglu' the gate, which is fused with up."""
-    blocks = 2 if activation == "swiglu" else 1
-    of_up, of_down = (None, None) if adapters is None else (adapters.up, adapters.down)
-    up = linear(tensor, tokens, hidden_size, blocks * ffn_size, role="inward", bias=bias, adapters=of_up)
-    return up + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias, adapters=of_down)
-
-
-def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerTraffic:
+def token_linear(layer: TokenLinear, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count a linear over the tokens of a sample.
 
     If ranks split the sequence, an all-to-all first gives each rank whole sequences of fewer features, and a second one
     goes back. Every rank has the whole matrix, and computes a gradient from its own samples and features.
     """
     cuts = residual_cuts(tensor)
-    stored = ratio(tokens * hidden_size, ranks(tensor, cuts.tokens + cuts.features))
+    stored = ratio(tokens * layer.hidden_size, ranks(tensor, cuts.tokens + cuts.features))
     exchanged = all_to_all(tensor, cuts.sequence, stored) * 2
     letters = tensor.summed_by_layers(cuts.tokens + cuts.features)
-    summed = all_reduce(tensor, letters, num_tokens**2 + num_tokens)
+    summed = all_reduce(tensor, letters, layer.num_tokens**2 + layer.num_tokens)
     return LayerTraffic(forward=exchanged, backward=exchanged + summed)
 
 
-def mean_of_tokens(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerTraffic:
+def mean_of_tokens(layer: MeanOfTokens, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the mean over each sample's tokens; every rank gets the means of all samples and features."""
     cuts = residual_cuts(tensor)
-    samples = ratio(tokens, num_tokens)
-    gathered = samples * hidden_size / ranks(tensor, cuts.batch + cuts.features)
-    sent = all_reduce(tensor, cuts.sequence, gathered)
-    for letter in (*reversed(cuts.batch), *reversed(cuts.features)):
-        gathered *= ranks(tensor, (letter,))
-        sent += all_gather(tensor, (letter,), gathered)
-    return LayerTraffic(forward=sent)
+    samples = ratio(tokens, layer.num_tokens)
+    stored = samples * layer.hidden_size / ranks(tensor, cuts.batch + cuts.features)
+    sent = all_reduce(tensor, cuts.sequence, stored)
+    return LayerTraffic(sent + _gathers(tensor, (*reversed(cuts.batch), *reversed(cuts.features)), stored))
 
 
-def first_token(tensor: Tensor, samples: Number, hidden_size: int) -> LayerTraffic:
-    """Count the gather of each sample's first token on all ranks that split the sequence."""
+def first_token(layer: FirstToken, tensor: Tensor, tokens: Number) -> LayerTraffic:
+    """Count the gather of each sample's first token on all ranks that split the sequence; `tokens` are the samples."""
     cuts = residual_cuts(tensor)
     if ranks(tensor, cuts.sequence) == 1:
         return LayerTraffic()
-    whole = ratio(samples * hidden_size, ranks(tensor, cuts.features))
+    whole = ratio(tokens * layer.hidden_size, ranks(tensor, cuts.features))
     pieces = ratio(whole, ranks(tensor, cuts.batch))
     gathered = all_gather(tensor, cuts.sequence, pieces * ranks(tensor, cuts.sequence))
     if samples_are_cut_first(tensor, cuts):
@@ -284,51 +260,80 @@ def first_token(tensor: Tensor, samples: Number, hidden_size: int) -> LayerTraff
     )
 
 
-def batch_norm(tensor: Tensor, features: int, *, after: Role, affine: bool = True) -> LayerTraffic:
-    """Count a BatchNorm within its tensor group: the sums for mean and variance, forward and backward, and its vectors.
-
-    `after` is the role of the linear whose output is normalized.
-    """
-    cuts = inner_cuts(tensor) if after == "inward" else residual_cuts(tensor)
-    statistics = all_reduce(tensor, cuts.tokens, ratio(2 * features, ranks(tensor, cuts.features)))
-    vectors = (inner_vectors if after == "inward" else residual_vectors)(tensor, 2 * features if affine else 0)
-    return LayerTraffic(forward=statistics, backward=statistics) + vectors
+def batch_norm(layer: BatchNorm, tensor: Tensor, tokens: Number) -> LayerTraffic:
+    """Count a BatchNorm within its tensor group: the sums for mean and variance, both passes, and its vectors."""
+    cuts = inner_cuts(tensor) if layer.after == "inward" else residual_cuts(tensor)
+    statistics = all_reduce(tensor, cuts.tokens, ratio(2 * layer.features, ranks(tensor, cuts.features)))
+    summed = _summed_vectors(tensor, cuts, 2 * layer.features) if layer.affine else NOTHING
+    return LayerTraffic(forward=statistics, backward=statistics + summed)
 
 
-def whole_inner(tensor: Tensor, tokens: Number, features: int) -> LayerTraffic:
+def gathered_inner(layer: GatheredInner, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the gather of a whole inner activation [tokens, features] on every rank."""
     cuts = inner_cuts(tensor)
-    sent, gathered = NOTHING, ratio(tokens * features, ranks(tensor, cuts.tokens + cuts.features))
-    for letter in (*reversed(cuts.tokens), *reversed(cuts.features)):
-        gathered *= ranks(tensor, (letter,))
-        sent += all_gather(tensor, (letter,), gathered)
-    return LayerTraffic(forward=sent)
+    stored = ratio(tokens * layer.features, ranks(tensor, cuts.tokens + cuts.features))
+    return LayerTraffic(forward=_gathers(tensor, (*reversed(cuts.tokens), *reversed(cuts.features)), stored))
 
 
-def embedding(
-    tensor: Tensor, tokens: Number, vocab_size: int, hidden_size: int, *, frozen: bool = False
-) -> LayerTraffic:
+def embedding(layer: Embedding, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the look-up in the token table, which acts like an outward linear of one-hot vectors."""
-    w = _weight(tensor, vocabulary(vocab_size, tensor).value * hidden_size)
-    y = _residual(tensor, tokens, hidden_size)
-    backward = NOTHING if frozen else y.gather() + w.reduce() + _depth_all_reduce(w)
+    w = _weight(tensor, vocabulary(layer.vocab_size, tensor).value * layer.hidden_size)
+    y = _residual(tensor, tokens, layer.hidden_size)
+    backward = NOTHING if layer.frozen else y.gather() + w.reduce() + _depth_all_reduce(w)
     return LayerTraffic(forward=w.gather() + y.reduce(), backward=backward)
 
 
-def position_embedding(tensor: Tensor, num_positions: int, hidden_size: int) -> LayerTraffic:
-    """Count the position table. No axis shards its rows (positions)."""
-    return residual_vectors(tensor, num_positions * hidden_size)
-
-
-def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int, *, frozen: bool = False) -> LayerTraffic:
+def head(layer: Head, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the head, with tied or untied weights."""
-    padded = vocabulary(vocab_size, tensor).value
-    return linear(tensor, tokens, hidden_size, padded, role="inward", bias=False, weight_grad=not frozen)
+    padded = vocabulary(layer.vocab_size, tensor).value
+    adapters = () if layer.frozen else None
+    return linear(Linear(layer.hidden_size, padded, "inward", bias=False, adapters=adapters), tensor, tokens)
 
 
-def cross_entropy(tensor: Tensor, tokens: Number) -> LayerTraffic:
+def cross_entropy(layer: CrossEntropy, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the loss: all-reduces of a maximum and two sums per token, and of the mean, all in the forward."""
     features, cut = inner_cuts(tensor).features, inner_cuts(tensor).tokens
     rows = ratio(tokens, ranks(tensor, cut))
     mean = 1.0 if isinstance(tokens, float) else 1
     return LayerTraffic(forward=all_reduce(tensor, features, 3 * rows) + all_reduce(tensor, cut, mean))
+
+
+def _per_sample(layer: PerSample, tensor: Tensor, tokens: Number) -> LayerTraffic:
+    return total(layer.layers, tensor, ratio(tokens, layer.num_tokens))
+
+
+def _repeated(layer: Repeated, tensor: Tensor, tokens: Number) -> LayerTraffic:
+    return total(layer.layers, tensor, tokens) * layer.times
+
+
+def _forward_only(layer: ForwardOnly, tensor: Tensor, tokens: Number) -> LayerTraffic:
+    return LayerTraffic(forward=total(layer.layers, tensor, tokens).forward)
+
+
+def _nothing(layer: Layer, tensor: Tensor, tokens: Number) -> LayerTraffic:
+    """Count a layer that each rank computes from what it stores, without weights that are summed over ranks."""
+    return LayerTraffic()
+
+
+FORMS: Forms[LayerTraffic] = {
+    Activation: _nothing,
+    Affine: affine,
+    AttentionCore: attention_core,
+    BatchNorm: batch_norm,
+    Classifier: _nothing,
+    CrossEntropy: cross_entropy,
+    Embedding: embedding,
+    FirstToken: first_token,
+    ForwardOnly: _forward_only,
+    GatheredInner: gathered_inner,
+    Head: head,
+    Linear: linear,
+    MeanOfTokens: mean_of_tokens,
+    Norm: norm,
+    PerSample: _per_sample,
+    Repeated: _repeated,
+    ResidualAdd: _nothing,
+    TokenLinear: token_linear,
+    Vectors: vectors,
+}
+"""The closed form of each kind of layer."""

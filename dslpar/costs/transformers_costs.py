@@ -12,7 +12,7 @@ With adapters (`model.lora`) all other weights are frozen, except the linears, t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -22,7 +22,7 @@ from dslpar.costs import flops
 from dslpar.costs.adapters import Adapter, AdapterSizes
 from dslpar.costs.family_costs import costs_of
 from dslpar.costs.flops import Flops
-from dslpar.costs.model_costs import ModelCosts
+from dslpar.costs.model_costs import CostsFunction, ModelCosts, function_of
 from dslpar.costs.ring import Number
 from dslpar.layout import transformers_costs
 from dslpar.layout.family import layout_of
@@ -76,35 +76,26 @@ def _ffn_size(config: TransformersConfig) -> int | None:
     return ffn or (4 * hidden if hidden is not None else None)
 
 
-def costs_function(
-    config: TransformersConfig | None, seq_len: int, lora: LoRA | None = None
-) -> Callable[[Tensor, Number], ModelCosts] | None:
-    """Return a function from a cuboid and the tokens of a micro-batch to the costs of the model's parts on a rank.
-
-    Return None if the model's sizes are unknown. Everything that does not depend on cuboid and tokens is computed once,
-    because a search calls the returned function hundreds of times.
-    """
+def costs_function(config: TransformersConfig | None, seq_len: int, lora: LoRA | None = None) -> CostsFunction | None:
+    """Return the function that computes the costs of the model's parts on a rank; None if its sizes are unknown."""
     gpt = gpt_of(config, seq_len)
     if gpt is None or config is None:
         return None
-    costs: Any = costs_of(gpt)
+    family: Any = costs_of(gpt)
     adapters = None if lora is None else adapter_sizes(config, gpt, lora)
-    of_gpt = layout_of(gpt).pipeline_weights(gpt, "parameters", seq_len)
+    is_causal = config.model.endswith(("ForCausalLM", "LMHeadModel"))
+    of_gpt = function_of(family.layers(gpt, seq_len, adapters, causal=is_causal))
     weights = transformers_costs.pipeline_weights(config, "parameters", seq_len)
     assert isinstance(weights, EvenWeights)
-    share, is_causal = Fraction(weights.layer, of_gpt.layer), config.model.endswith(("ForCausalLM", "LMHeadModel"))
+    share = Fraction(weights.layer, layout_of(gpt).pipeline_weights(gpt, "parameters", seq_len).layer)
 
     def model_costs(cuboid: Tensor, tokens: Number) -> ModelCosts:
-        found: ModelCosts = costs.model_costs(gpt, cuboid, tokens, seq_len, adapters)
+        found = of_gpt(cuboid, tokens)
         memory = found.layer.memory
         own = memory.weights if lora is None else memory.frozen
         held = share * own
         memory = memory._replace(weights=held + memory.weights - own, frozen=0 if lora is None else held)
-        layer = found.layer._replace(memory=memory)
-        if not is_causal:
-            scores = tuple(each._replace(causal=False) for each in layer.work.scores)
-            layer = layer._replace(work=layer.work._replace(scores=scores))
-        return replace(found, layer=layer)
+        return replace(found, layer=found.layer._replace(memory=memory))
 
     return model_costs
 

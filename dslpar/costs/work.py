@@ -1,24 +1,49 @@
 """Compute of a rank per layer in the forward of a micro-batch: matrix products, attention, and elementwise operations.
 
     >>> from dslpar.core.mesh import Tensor
-    >>> linear(Tensor(y=2, mode="1d"), 64, 16, 48, role="inward").products
+    >>> total([Linear(16, 48, "inward")], Tensor(y=2, mode="1d"), tokens=64).products
     (Product(rows=64.0, depth=16.0, columns=24.0),)
 
 Sizes are those of the panels that one rank multiplies. `dslpar.costs.memory` defines the letters, panels, and inward
 and outward linears. An inward linear multiplies [M/x rows, K/z depth] by [K/z depth, N/y columns]. An outward one has
 depth K/y and N/z columns. The backward has two products per product of the forward, each with as many operations:
 [rows, columns] @ [columns, depth] for the input's gradient, and [depth, rows] @ [rows, columns] for the weight's.
+`FORMS` has the closed form of each kind of layer in `dslpar.costs.layers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.costs.adapters import Adapter, AdapterSizes, Role, matrices
+from dslpar.costs.adapters import matrices
 from dslpar.costs.cuts import inner_cuts, residual_cuts
-from dslpar.costs.ring import Number
+from dslpar.costs.layers import (
+    Activation,
+    Affine,
+    AttentionCore,
+    BatchNorm,
+    Classifier,
+    CrossEntropy,
+    Embedding,
+    FirstToken,
+    Forms,
+    ForwardOnly,
+    GatheredInner,
+    Head,
+    Layer,
+    Linear,
+    MeanOfTokens,
+    Norm,
+    PerSample,
+    Repeated,
+    ResidualAdd,
+    TokenLinear,
+    Vectors,
+    walk,
+)
+from dslpar.costs.ring import Number, ratio
 from dslpar.layout.divisors import ranks, vocabulary
 
 
@@ -86,23 +111,28 @@ class Work(NamedTuple):
         )
 
 
-def linear(
-    tensor: Tensor,
-    tokens: Number,
-    in_features: int,
-    out_features: int,
-    *,
-    role: Role,
-    adapters: Sequence[Adapter] | None = None,
-) -> Work:
-    """Count a linear layer. The product's kernel adds the bias. With `adapters` (not None) the weight is frozen."""
+def total(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> Work:
+    """Return the work of all `layers`."""
+    parts = walk(FORMS, layers, tensor, tokens)
+    return Work(
+        products=tuple([each for part in parts for each in part.products]),
+        frozen=tuple([each for part in parts for each in part.frozen]),
+        adapters=tuple([each for part in parts for each in part.adapters]),
+        scores=tuple([each for part in parts for each in part.scores]),
+        elementwise=sum([part.elementwise for part in parts]),
+        losses=sum([part.losses for part in parts]),
+    )
+
+
+def linear(layer: Linear, tensor: Tensor, tokens: Number) -> Work:
+    """Count a linear layer. The product's kernel adds the bias."""
     rows = float(tokens) / tensor.x
     inner, residual = tensor.y, tensor.z
-    cuts = (residual, inner) if role == "inward" else (inner, residual)
-    product = Product(rows, in_features / cuts[0], out_features / cuts[1])
-    if adapters is None:
+    cuts = (residual, inner) if layer.role == "inward" else (inner, residual)
+    product = Product(rows, layer.in_features / cuts[0], layer.out_features / cuts[1])
+    if layer.adapters is None:
         return Work(products=(product,))
-    beside = list(matrices(tensor, in_features, adapters, role))
+    beside = list(matrices(tensor, layer.in_features, layer.adapters, layer.role))
     return Work(
         frozen=(product,),
         adapters=tuple(Product(rows, float(each.depth), float(each.columns)) for pair in beside for each in pair),
@@ -110,72 +140,110 @@ def linear(
     )
 
 
-def norm(tensor: Tensor, tokens: Number, hidden_size: int) -> Work:
+def norm(layer: Norm, tensor: Tensor, tokens: Number) -> Work:
     """Count a norm, which reads and writes the residual stream once."""
-    return Work(elementwise=2 * _residual(tensor, tokens, hidden_size))
+    return Work(elementwise=2 * _residual(tensor, tokens, layer.hidden_size))
 
 
-def residual_add(tensor: Tensor, tokens: Number, hidden_size: int) -> Work:
+def affine(layer: Affine, tensor: Tensor, tokens: Number) -> Work:
+    """Count an affine map. Gain and shift are two operations, each of which reads and writes the residual stream."""
+    return Work(elementwise=2 * (1 + layer.bias) * _residual(tensor, tokens, layer.hidden_size))
+
+
+def residual_add(layer: ResidualAdd, tensor: Tensor, tokens: Number) -> Work:
     """Count the sum of the residual stream and a layer's result."""
-    return Work(elementwise=3 * _residual(tensor, tokens, hidden_size))
+    return Work(elementwise=3 * _residual(tensor, tokens, layer.hidden_size))
 
 
-def attention(
-    tensor: Tensor,
-    tokens: Number,
-    seq_len: int,
-    hidden_size: int,
-    num_heads: int,
-    *,
-    kv_heads: int | None = None,
-    causal: bool = True,
-    rotary: bool = False,
-    adapters: AdapterSizes | None = None,
-) -> Work:
-    """Count attention: the projection to q, k and v, rotary positions, the scores, and the output projection."""
-    head_size = hidden_size / num_heads
-    kv_size = int(head_size * (kv_heads or num_heads))
-    qkv, out = (None, None) if adapters is None else (adapters.qkv, adapters.out)
-    inward = linear(tensor, tokens, hidden_size, hidden_size + 2 * kv_size, role="inward", adapters=qkv)
-    rotated = 4 * _inner(tensor, tokens, hidden_size + kv_size) if rotary else 0.0
-    queries = _inner(tensor, tokens, hidden_size)
-    core = Work(scores=(Scores(queries, seq_len, head_size, causal),), elementwise=rotated)
-    return inward + core + linear(tensor, tokens, hidden_size, hidden_size, role="outward", adapters=out)
+def attention_core(layer: AttentionCore, tensor: Tensor, tokens: Number) -> Work:
+    """Count rotary positions and the scores."""
+    rotated = 4 * _inner(tensor, tokens, layer.hidden_size + layer.kv_size) if layer.rotary else 0.0
+    queries = _inner(tensor, tokens, layer.hidden_size)
+    scores = Scores(queries, layer.seq_len, layer.hidden_size / layer.num_heads, layer.causal)
+    return Work(scores=(scores,), elementwise=rotated)
 
 
-def mlp(
-    tensor: Tensor,
-    tokens: Number,
-    hidden_size: int,
-    ffn_size: int,
-    *,
-    activation: str = "gelu",
-    adapters: AdapterSizes | None = None,
-) -> Work:
-    """Count an MLP: the up linear, the activation function, and the down linear; with 'swiglu' up includes the gate."""
-    blocks = 2 if activation == "swiglu" else 1
-    of_up, of_down = (None, None) if adapters is None else (adapters.up, adapters.down)
-    up = linear(tensor, tokens, hidden_size, blocks * ffn_size, role="inward", adapters=of_up)
-    activated = Work(elementwise=(blocks + 1) * _inner(tensor, tokens, ffn_size))
-    return up + activated + linear(tensor, tokens, ffn_size, hidden_size, role="outward", adapters=of_down)
+def activation(layer: Activation, tensor: Tensor, tokens: Number) -> Work:
+    """Count an activation function, which reads its blocks and writes its result."""
+    return Work(elementwise=(layer.blocks + 1) * _inner(tensor, tokens, layer.features))
 
 
-def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> Work:
+def token_linear(layer: TokenLinear, tensor: Tensor, tokens: Number) -> Work:
     """Count a linear over the tokens of a sample, and the copies that transpose its input and output."""
-    stored = _residual(tensor, tokens, hidden_size)
+    stored, num_tokens = _residual(tensor, tokens, layer.hidden_size), layer.num_tokens
     return Work(products=(Product(stored / num_tokens, num_tokens, num_tokens),), elementwise=4 * stored)
 
 
-def embedding(tensor: Tensor, tokens: Number, hidden_size: int) -> Work:
+def embedding(layer: Embedding, tensor: Tensor, tokens: Number) -> Work:
     """Count the look-up of tokens, and the sum with position embeddings."""
-    return Work(elementwise=4 * _residual(tensor, tokens, hidden_size))
+    return Work(elementwise=4 * _residual(tensor, tokens, layer.hidden_size))
 
 
-def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int, *, frozen: bool = False) -> Work:
-    """Count the head and the loss."""
-    padded = vocabulary(vocab_size, tensor).value
-    product = linear(tensor, tokens, hidden_size, padded, role="inward", adapters=() if frozen else None)
-    return product + Work(losses=_inner(tensor, tokens, padded))
+def head(layer: Head, tensor: Tensor, tokens: Number) -> Work:
+    """Count the head's product."""
+    padded = vocabulary(layer.vocab_size, tensor).value
+    adapters = () if layer.frozen else None
+    return linear(Linear(layer.hidden_size, padded, "inward", bias=False, adapters=adapters), tensor, tokens)
+
+
+def cross_entropy(layer: CrossEntropy, tensor: Tensor, tokens: Number) -> Work:
+    """Count the loss."""
+    return Work(losses=_inner(tensor, tokens, vocabulary(layer.vocab_size, tensor).value))
+
+
+def classifier(layer: Classifier, tensor: Tensor, tokens: Number) -> Work:
+    """Count a classifier and its loss, which every rank computes whole."""
+    product = Product(float(tokens), layer.hidden_size, layer.num_classes)
+    return Work(products=(product,), losses=float(tokens) * layer.num_classes)
+
+
+def batch_norm(layer: BatchNorm, tensor: Tensor, tokens: Number) -> Work:
+    """Count a BatchNorm, which runs operation by operation (`dslpar.layers.batch_norm`)."""
+    stored = (_inner if layer.after == "inward" else _residual)(tensor, tokens, layer.features)
+    # Read and write: centre, square, scale, and gain and shift. Read alone: the sums of the mean and of the variance.
+    return Work(elementwise=(2 * (5 if layer.affine else 3) + 2) * stored)
+
+
+def _per_sample(layer: PerSample, tensor: Tensor, tokens: Number) -> Work:
+    return total(layer.layers, tensor, ratio(tokens, layer.num_tokens))
+
+
+def _repeated(layer: Repeated, tensor: Tensor, tokens: Number) -> Work:
+    return total(layer.layers, tensor, tokens) * layer.times
+
+
+def _forward_only(layer: ForwardOnly, tensor: Tensor, tokens: Number) -> Work:
+    """Count layers without a backward as a third of trained ones, whose backward takes twice as long as the forward."""
+    return total(layer.layers, tensor, tokens) * (1 / 3)
+
+
+def _nothing(layer: Layer, tensor: Tensor, tokens: Number) -> Work:
+    """Count a layer that runs on one token per sample or less, or that the count of another layer includes."""
+    return Work()
+
+
+FORMS: Forms[Work] = {
+    Activation: activation,
+    Affine: affine,
+    AttentionCore: attention_core,
+    BatchNorm: batch_norm,
+    Classifier: classifier,
+    CrossEntropy: cross_entropy,
+    Embedding: embedding,
+    FirstToken: _nothing,
+    ForwardOnly: _forward_only,
+    GatheredInner: _nothing,
+    Head: head,
+    Linear: linear,
+    MeanOfTokens: _nothing,
+    Norm: norm,
+    PerSample: _per_sample,
+    Repeated: _repeated,
+    ResidualAdd: residual_add,
+    TokenLinear: token_linear,
+    Vectors: _nothing,
+}
+"""The closed form of each kind of layer."""
 
 
 def _residual(tensor: Tensor, tokens: Number, features: int) -> float:

@@ -13,8 +13,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.costs.family import model_costs
-from dslpar.costs.family_costs import costs_of
+from dslpar.costs import family as costs
 from dslpar.costs.ring import LayerTraffic
 from dslpar.layout.family import conditions
 from dslpar.layout.modes import context_forms, cuboid_of
@@ -49,7 +48,7 @@ def break_even(model: Model, tensor: Tensor, tokens: int) -> BreakEven:
     line, reference = (_Line.of(model, each) for each in both)
     slope, fixed = reference.slope - line.slope, line.fixed - reference.fixed
     needed = math.floor(fixed / slope) + 1 if slope > 0 else None
-    memories = (costs_of(model).layer_memory(model, each, tokens) for each in both)
+    memories = (costs.layer_memory(model, each, tokens) for each in both)
     held, held_in_1d = (round(memory.weights + memory.saved.elements + memory.saved.wide) for memory in memories)
     needed = None if needed is None else max(needed, 1)
     return BreakEven(tokens, line.at(tokens), reference.at(tokens), needed, held, held_in_1d)
@@ -63,7 +62,6 @@ class _Line(NamedTuple):
 
     @classmethod
     def of(cls, model: Model, tensor: Tensor) -> _Line:
-        costs = costs_of(model)
         # Traffic is affine in the tokens, so two points determine the line.
         fixed = Fraction(costs.layer_traffic(model, tensor, 0).total)
         return cls(Fraction(costs.layer_traffic(model, tensor, 1).total) - fixed, fixed)
@@ -84,9 +82,9 @@ def by_context_form(job: Job, per_node: int = 0) -> dict[str, int]:
     for form, sections in context_forms(tensor_of(spec), spec.parallel.context, heads, per_node).items():
         cuboid = cuboid_of(*sections, heads)
         if all(each.holds for each in conditions(model, cuboid, job.seq_len)):
-            costs = model_costs(model, cuboid, tokens, job.seq_len)
-            if costs is not None:
-                sent = costs.layer.traffic.both
+            parts = costs.model_costs(model, cuboid, tokens, job.seq_len)
+            if parts is not None:
+                sent = parts.layer.traffic.both
                 of_attention = [sent[kind, axis] for kind, axis in sent if (kind, axis) in _OF_ATTENTION]
                 found[form] = math.ceil(sum(of_attention))
     return found
@@ -119,7 +117,7 @@ def summary(job: Job) -> Summary | None:
     tensor, model = job.mesh.tensor, job.spec.model
     if tensor.size == 1 or not isinstance(model, Model):
         return None
-    tokens, costs = job.batch.micro_size * job.seq_len, costs_of(model)
+    tokens = job.batch.micro_size * job.seq_len
     return Summary(
         tokens=tokens,
         layer=_rounded(costs.layer_traffic(model, tensor, tokens)),

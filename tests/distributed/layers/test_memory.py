@@ -17,13 +17,16 @@ import torch
 
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
+from dslpar.costs import family as costs
+from dslpar.costs import layers as sizes
 from dslpar.costs import memory
 from dslpar.costs.adapters import Adapter, AdapterSizes
 from dslpar.costs.memory import LayerMemory
 from dslpar.distributed.groups import Groups
-from dslpar.layers import MLP, Attention, Block, Form, LayerNorm, Linear, RMSNorm, initialize, placement
+from dslpar.layers import MLP, Attention, BatchNorm, Block, Form, LayerNorm, Linear, RMSNorm, initialize, placement
 from dslpar.layout.divisors import head_ranks
-from dslpar.models.gpt import costs, section
+from dslpar.models.gpt import section
+from dslpar.models.gpt.costs import layers as gpt_layers
 from tests.support.adapted import ALL, Q, R, V, adapted
 from tests.support.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE
 from tests.support.fake_world import on_last_ranks
@@ -59,38 +62,49 @@ def divides(tensor: mesh.Tensor) -> bool:
 CASES: Mapping[str, Case] = {
     "inward": Case(
         lambda groups: Linear(groups, HIDDEN, FFN, role="inward"),
-        lambda tensor: memory.linear(tensor, TOKENS, HIDDEN, FFN, role="inward"),
+        lambda tensor: memory.total([sizes.Linear(HIDDEN, FFN, "inward")], tensor, TOKENS),
     ),
     "outward": Case(
         lambda groups: Linear(groups, FFN, HIDDEN, role="outward", bias=False),
-        lambda tensor: memory.linear(tensor, TOKENS, FFN, HIDDEN, role="outward", bias=False),
+        lambda tensor: memory.total([sizes.Linear(FFN, HIDDEN, "outward", bias=False)], tensor, TOKENS),
         FFN,
     ),
     "mlp": Case(
         lambda groups: MLP(groups, HIDDEN, FFN),
-        lambda tensor: memory.mlp(tensor, TOKENS, HIDDEN, FFN),
+        lambda tensor: memory.total(sizes.mlp(HIDDEN, FFN), tensor, TOKENS),
     ),
     "mlp, swiglu": Case(
         lambda groups: MLP(groups, HIDDEN, FFN, activation="swiglu"),
-        lambda tensor: memory.mlp(tensor, TOKENS, HIDDEN, FFN, activation="swiglu"),
+        lambda tensor: memory.total(sizes.mlp(HIDDEN, FFN, activation="swiglu"), tensor, TOKENS),
     ),
     "attention": Case(
         lambda groups: Attention(groups, HIDDEN, HEADS),
-        lambda tensor: memory.attention(tensor, TOKENS, HIDDEN, HEADS),
+        lambda tensor: memory.total(sizes.attention(HIDDEN, HEADS), tensor, TOKENS),
     ),
     "attention, grouped": Case(
         lambda groups: Attention(groups, HIDDEN, HEADS, num_kv_heads=HEADS // 2 if divides(groups.tensor) else HEADS),
-        lambda tensor: memory.attention(
-            tensor, TOKENS, HIDDEN, HEADS, kv_heads=HEADS // 2 if divides(tensor) else HEADS
+        lambda tensor: memory.total(
+            sizes.attention(HIDDEN, HEADS, kv_heads=HEADS // 2 if divides(tensor) else HEADS), tensor, TOKENS
         ),
     ),
     "layernorm": Case(
         lambda groups: LayerNorm(groups, HIDDEN),
-        lambda tensor: memory.norm(tensor, TOKENS, HIDDEN),
+        lambda tensor: memory.total([sizes.Norm(HIDDEN)], tensor, TOKENS),
     ),
     "rmsnorm": Case(
         lambda groups: RMSNorm(groups, HIDDEN),
-        lambda tensor: memory.norm(tensor, TOKENS, HIDDEN, kind="rmsnorm"),
+        lambda tensor: memory.total([sizes.Norm(HIDDEN, "rmsnorm")], tensor, TOKENS),
+    ),
+    "batch norm, inward": Case(
+        lambda groups: torch.nn.Sequential(torch.nn.Flatten(0, 1), BatchNorm(groups, FFN, after="inward")),
+        lambda tensor: memory.total([sizes.BatchNorm(FFN, "inward")], tensor, TOKENS),
+        FFN,
+    ),
+    "batch norm, outward": Case(
+        lambda groups: torch.nn.Sequential(
+            torch.nn.Flatten(0, 1), BatchNorm(groups, HIDDEN, after="outward", affine=False)
+        ),
+        lambda tensor: memory.total([sizes.BatchNorm(HIDDEN, "outward", affine=False)], tensor, TOKENS),
     ),
     "block": Case(
         lambda groups: Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN),
@@ -108,21 +122,21 @@ CASES: Mapping[str, Case] = {
     ),
     "attention, adapters": Case(
         lambda groups: adapted(Attention(groups, HIDDEN, HEADS), {"qkv": (Q, V)}),
-        lambda tensor: memory.attention(tensor, TOKENS, HIDDEN, HEADS, adapters=ON_Q_AND_V),
+        lambda tensor: memory.total(sizes.attention(HIDDEN, HEADS, adapters=ON_Q_AND_V), tensor, TOKENS),
     ),
     "mlp, adapters": Case(
         lambda groups: adapted(MLP(groups, HIDDEN, FFN, activation="swiglu"), {"down": (ALL,)}),
-        lambda tensor: memory.mlp(tensor, TOKENS, HIDDEN, FFN, activation="swiglu", adapters=ON_DOWN),
+        lambda tensor: memory.total(sizes.mlp(HIDDEN, FFN, activation="swiglu", adapters=ON_DOWN), tensor, TOKENS),
     ),
     "frozen": Case(
         lambda groups: adapted(Linear(groups, HIDDEN, FFN, role="inward"), {}),
-        lambda tensor: memory.linear(tensor, TOKENS, HIDDEN, FFN, role="inward", adapters=()),
+        lambda tensor: memory.total([sizes.Linear(HIDDEN, FFN, "inward", adapters=())], tensor, TOKENS),
     ),
     "block, adapters": Case(
         lambda groups: adapted(
             Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN), {"attention.out": (ALL,), "mlp.up": (ALL,)}
         ),
-        lambda tensor: costs.layer_memory(GPT2, tensor, TOKENS, ON_OUT_AND_UP),
+        lambda tensor: memory.total(gpt_layers(GPT2, SEQUENCE, ON_OUT_AND_UP).layer, tensor, TOKENS),
     ),
 }
 if TORCH < (2, 5):  # its fused attention has no grouped queries: keys and values are repeated, and kept

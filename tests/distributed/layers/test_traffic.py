@@ -16,6 +16,8 @@ import torch
 
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
+from dslpar.costs import family as costs
+from dslpar.costs import layers as sizes
 from dslpar.costs import traffic
 from dslpar.costs.adapters import Adapter, AdapterSizes
 from dslpar.costs.ring import LayerTraffic, Traffic
@@ -36,7 +38,7 @@ from dslpar.layers import (
 )
 from dslpar.layout.divisors import head_ranks
 from dslpar.models import GPT, build_module
-from dslpar.models.gpt import costs
+from dslpar.models.gpt.costs import layers as gpt_layers
 from tests.support.adapted import ALL, Q, R, V, adapted
 from tests.support.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE, VOCAB, tokens
 from tests.support.fake_world import on_last_ranks
@@ -103,62 +105,62 @@ CASES: Mapping[str, Case] = {
     "inward": Case(
         lambda groups: Linear(groups, HIDDEN, FFN, role="inward"),
         residual,
-        lambda tensor: traffic.linear(tensor, TOKENS, HIDDEN, FFN, role="inward"),
+        lambda tensor: traffic.total([sizes.Linear(HIDDEN, FFN, "inward")], tensor, TOKENS),
     ),
     "inward, no bias": Case(
         lambda groups: Linear(groups, HIDDEN, FFN, role="inward", bias=False),
         residual,
-        lambda tensor: traffic.linear(tensor, TOKENS, HIDDEN, FFN, role="inward", bias=False),
+        lambda tensor: traffic.total([sizes.Linear(HIDDEN, FFN, "inward", bias=False)], tensor, TOKENS),
     ),
     "inward, gathered": Case(
         lambda groups: Linear(groups, HIDDEN, (FFN, FFN), role="inward", gather_output=True),
         residual,
-        lambda tensor: traffic.linear(tensor, TOKENS, HIDDEN, 2 * FFN, role="inward", gather_output=True),
+        lambda tensor: traffic.total([sizes.Linear(HIDDEN, 2 * FFN, "inward", gather_output=True)], tensor, TOKENS),
     ),
     "outward, gathered": Case(
         lambda groups: Linear(groups, FFN, HIDDEN, role="outward", gather_output=True),
         inner,
-        lambda tensor: traffic.linear(tensor, TOKENS, FFN, HIDDEN, role="outward", gather_output=True),
+        lambda tensor: traffic.total([sizes.Linear(FFN, HIDDEN, "outward", gather_output=True)], tensor, TOKENS),
     ),
     "outward": Case(
         lambda groups: Linear(groups, FFN, HIDDEN, role="outward"),
         inner,
-        lambda tensor: traffic.linear(tensor, TOKENS, FFN, HIDDEN, role="outward"),
+        lambda tensor: traffic.total([sizes.Linear(FFN, HIDDEN, "outward")], tensor, TOKENS),
     ),
     "outward, no bias": Case(
         lambda groups: Linear(groups, FFN, HIDDEN, role="outward", bias=False),
         inner,
-        lambda tensor: traffic.linear(tensor, TOKENS, FFN, HIDDEN, role="outward", bias=False),
+        lambda tensor: traffic.total([sizes.Linear(FFN, HIDDEN, "outward", bias=False)], tensor, TOKENS),
     ),
     "mlp": Case(
         lambda groups: MLP(groups, HIDDEN, FFN),
         residual,
-        lambda tensor: traffic.mlp(tensor, TOKENS, HIDDEN, FFN),
+        lambda tensor: traffic.total(sizes.mlp(HIDDEN, FFN), tensor, TOKENS),
     ),
     "mlp, swiglu": Case(
         lambda groups: MLP(groups, HIDDEN, FFN, activation="swiglu", bias=False),
         residual,
-        lambda tensor: traffic.mlp(tensor, TOKENS, HIDDEN, FFN, activation="swiglu", bias=False),
+        lambda tensor: traffic.total(sizes.mlp(HIDDEN, FFN, activation="swiglu", bias=False), tensor, TOKENS),
     ),
     "attention": Case(
         lambda groups: Attention(groups, HIDDEN, HEADS),
         residual,
-        lambda tensor: traffic.attention(tensor, TOKENS, HIDDEN, HEADS),
+        lambda tensor: traffic.total(sizes.attention(HIDDEN, HEADS), tensor, TOKENS),
     ),
     "attention, grouped": Case(
         lambda groups: Attention(groups, HIDDEN, HEADS, num_kv_heads=kv_heads(groups.tensor), causal=False),
         residual,
-        lambda tensor: traffic.attention(tensor, TOKENS, HIDDEN, HEADS, kv_heads=kv_heads(tensor)),
+        lambda tensor: traffic.total(sizes.attention(HIDDEN, HEADS, kv_heads=kv_heads(tensor)), tensor, TOKENS),
     ),
     "layernorm": Case(
         lambda groups: LayerNorm(groups, HIDDEN),
         residual,
-        lambda tensor: traffic.norm(tensor, TOKENS, HIDDEN),
+        lambda tensor: traffic.total([sizes.Norm(HIDDEN)], tensor, TOKENS),
     ),
     "rmsnorm": Case(
         lambda groups: RMSNorm(groups, HIDDEN),
         residual,
-        lambda tensor: traffic.norm(tensor, TOKENS, HIDDEN, kind="rmsnorm"),
+        lambda tensor: traffic.total([sizes.Norm(HIDDEN, "rmsnorm")], tensor, TOKENS),
     ),
     "block": Case(
         lambda groups: Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN),
@@ -168,39 +170,43 @@ CASES: Mapping[str, Case] = {
     "embedding": Case(
         lambda groups: Embedding(groups, VOCAB, HIDDEN),
         ids,
-        lambda tensor: traffic.embedding(tensor, TOKENS, VOCAB, HIDDEN),
+        lambda tensor: traffic.total([sizes.Embedding(VOCAB, HIDDEN)], tensor, TOKENS),
     ),
     "positions": Case(
         lambda groups: PositionEmbedding(groups, SEQUENCE + 4, HIDDEN),
         residual,
-        lambda tensor: traffic.position_embedding(tensor, SEQUENCE + 4, HIDDEN),
+        lambda tensor: traffic.total([sizes.Vectors((SEQUENCE + 4) * HIDDEN)], tensor, TOKENS),
     ),
     "head and loss": Case(
         lambda groups: loss_of(groups, Head(groups, HIDDEN, VOCAB)),
         residual,
-        lambda tensor: traffic.head(tensor, TOKENS, HIDDEN, VOCAB) + traffic.cross_entropy(tensor, TOKENS),
+        lambda tensor: traffic.total([sizes.Head(HIDDEN, VOCAB), sizes.CrossEntropy(VOCAB)], tensor, TOKENS),
     ),
     "inward, adapters": Case(
         lambda groups: adapted(Attention(groups, HIDDEN, HEADS).qkv, {"": (Q, V)}),
         residual,
-        lambda tensor: traffic.linear(tensor, TOKENS, HIDDEN, 3 * HIDDEN, role="inward", adapters=ON_Q_AND_V.qkv),
+        lambda tensor: traffic.total(
+            [sizes.Linear(HIDDEN, 3 * HIDDEN, "inward", adapters=ON_Q_AND_V.qkv)], tensor, TOKENS
+        ),
     ),
     "outward, frozen": Case(
         lambda groups: adapted(Linear(groups, FFN, HIDDEN, role="outward"), {}),
         inner,
-        lambda tensor: traffic.linear(tensor, TOKENS, FFN, HIDDEN, role="outward", adapters=()),
+        lambda tensor: traffic.total([sizes.Linear(FFN, HIDDEN, "outward", adapters=())], tensor, TOKENS),
     ),
     "block, adapters": Case(
         lambda groups: adapted(
             Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN), {"attention.qkv": (Q, V), "mlp.down": (ALL,)}
         ),
         residual,
-        lambda tensor: costs.layer_traffic(model(), tensor, TOKENS, ON_Q_V_AND_DOWN),
+        lambda tensor: traffic.total(gpt_layers(model(), SEQUENCE, ON_Q_V_AND_DOWN).layer, tensor, TOKENS),
     ),
     "head and loss, frozen": Case(
         lambda groups: loss_of(groups, adapted(Head(groups, HIDDEN, VOCAB), {})),
         residual,
-        lambda tensor: traffic.head(tensor, TOKENS, HIDDEN, VOCAB, frozen=True) + traffic.cross_entropy(tensor, TOKENS),
+        lambda tensor: traffic.total(
+            [sizes.Head(HIDDEN, VOCAB, frozen=True), sizes.CrossEntropy(VOCAB)], tensor, TOKENS
+        ),
     ),
     "gpt": Case(gpt, ids, lambda tensor: costs.model_traffic(model(), tensor, TOKENS)),
     "gpt, untied": Case(

@@ -9,13 +9,12 @@ import torch
 
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
+from dslpar.costs import family as costs
 from dslpar.costs.ring import LayerTraffic, Traffic
 from dslpar.distributed.groups import Groups
 from dslpar.layers import initialize, placement
 from dslpar.models import MoCo, ResMLP, build_module
 from dslpar.models.layered import LayeredModel
-from dslpar.models.moco import costs as moco_costs
-from dslpar.models.resmlp import costs as resmlp_costs
 from dslpar.models.resmlp.model import ResMLPBlock
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import LAYOUTS
@@ -66,22 +65,22 @@ def _sent_by_moco(tensor: mesh.Tensor) -> tuple[Traffic, Traffic]:
     return _sent(tensor, MOCO, 2)
 
 
-def _both(costs: LayerTraffic) -> tuple[Traffic, Traffic]:
-    return costs.forward, costs.backward
+def _both(sent: LayerTraffic) -> tuple[Traffic, Traffic]:
+    return sent.forward, sent.backward
 
 
 @pytest.mark.parametrize("names", [SAMPLE, pytest.param(tuple(LAYOUTS), marks=pytest.mark.prove)], ids=["some", "all"])
 def test_resmlp_sends_what_is_forecast(names: tuple[str, ...]) -> None:
     tensors = [LAYOUTS[name] for name in names]
     for tensor, sent in zip(tensors, on_last_ranks(_sent_by_resmlp, tensors), strict=True):
-        assert sent == _both(resmlp_costs.model_traffic(RESMLP, tensor, BATCH * 36)), tensor
+        assert sent == _both(costs.model_traffic(RESMLP, tensor, BATCH * 36)), tensor
 
 
 @pytest.mark.parametrize("names", [SAMPLE[:2], pytest.param(OF_MOCO, marks=pytest.mark.prove)], ids=["some", "all"])
 def test_moco_sends_what_is_forecast(names: tuple[str, ...]) -> None:
     tensors = [LAYOUTS[name] for name in names]
     for tensor, sent in zip(tensors, on_last_ranks(_sent_by_moco, tensors), strict=True):
-        assert sent == _both(moco_costs.model_traffic(MOCO, tensor, BATCH * 10)), tensor
+        assert sent == _both(costs.model_traffic(MOCO, tensor, BATCH * 10)), tensor
 
 
 def _held_by_a_block(tensor: mesh.Tensor) -> tuple[int, float]:
@@ -96,8 +95,23 @@ def _held_by_a_block(tensor: mesh.Tensor) -> tuple[int, float]:
 def test_a_resmlp_block_keeps_the_memory_that_is_forecast() -> None:
     tensors = list(LAYOUTS.values())
     for tensor, (weights, saved) in zip(tensors, on_last_ranks(_held_by_a_block, tensors), strict=True):
-        forecast = resmlp_costs.layer_memory(RESMLP, tensor, BATCH * 36)
+        forecast = costs.layer_memory(RESMLP, tensor, BATCH * 36)
         assert (weights, saved) == (forecast.weights, forecast.saved.elements), tensor
+
+
+def _held_by_moco(tensor: mesh.Tensor) -> tuple[int, int]:
+    module = build_module(MOCO, Groups(Mesh(tensor=tensor)), seed=1)
+    held = [(p.numel(), p.requires_grad) for p in module.parameters()]
+    return sum(number for number, _ in held), sum(number for number, is_trained in held if not is_trained)
+
+
+def test_moco_holds_the_weights_that_are_forecast() -> None:
+    tensors = [LAYOUTS[name] for name in OF_MOCO]
+    for tensor, held in zip(tensors, on_last_ranks(_held_by_moco, tensors), strict=True):
+        made = costs.model_costs(MOCO, tensor, BATCH * 10, 10)
+        assert made is not None
+        memories = made.first.memory, *[made.layer.memory] * MOCO.num_layers, made.last.memory
+        assert held == (sum(each.weights for each in memories), sum(each.frozen for each in memories)), tensor
 
 
 @pytest.mark.parametrize(("sizes", "millions"), [((12, 384), 15.4), ((24, 384), 30.0), ((36, 384), 44.7)])

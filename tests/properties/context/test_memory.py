@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
+from dslpar.costs.model_costs import costs_of
 from dslpar.distributed.groups import Groups
 from dslpar.forecast.activations import activations
 from dslpar.forecast.workload import Habits, Workload
@@ -87,7 +88,7 @@ def test_a_rank_of_n_takes_an_nth_of_the_memory() -> None:
     for tensor, found in zip(tensors, [one, *cut], strict=True):
         assert found.saved / one.saved <= 1.1 / tensor.context
         assert found.peak / one.peak <= 1.1 / tensor.context
-        layer = costs.model_costs(MODEL, tensor, TOKENS, TOKENS).layer
+        layer = costs_of(costs.layers(MODEL, TOKENS).layer, tensor, TOKENS)
         saved = float(layer.memory.saved.elements + layer.memory.saved.wide)
         y = TOKENS * HIDDEN / tensor.context
         assert found.saved - y == pytest.approx(saved, rel=0.03)

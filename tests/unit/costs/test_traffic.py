@@ -12,12 +12,14 @@ from fractions import Fraction
 import pytest
 
 from dslpar.core.mesh import Tensor
-from dslpar.costs import memory, traffic
+from dslpar.costs import family as costs
+from dslpar.costs import layers, memory, traffic, work
+from dslpar.costs.layers import Layer, Linear
 from dslpar.costs.ring import Traffic
 from dslpar.forecast import comparison
 from dslpar.forecast.comparison import break_even
 from dslpar.linter import check
-from dslpar.models.gpt import costs, section
+from dslpar.models.gpt import section
 from tests.support.layouts import LAYOUTS
 
 H, F, M = 24, 48, 144
@@ -29,9 +31,16 @@ def f(n: int) -> Fraction:
     return Fraction(n - 1, n)
 
 
-@pytest.mark.parametrize("module", [traffic, memory])
+@pytest.mark.parametrize("module", [layers, traffic, memory, work])
 def test_doctests(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
+
+
+def test_every_kind_of_layer_has_all_closed_forms() -> None:
+    kinds = set(Layer.__subclasses__())
+    assert len(kinds) > 10
+    for module in (memory, traffic, work):
+        assert set(module.FORMS) == kinds, module.__name__
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -51,21 +60,21 @@ def test_linears_are_the_closed_form(name: str) -> None:
     for role, again_x in (("inward", 0 if tensor.residual == "replicated" else residual), ("outward", inner)):
         again = (0 if tensor.keep in ("x", "both") else again_x) + (0 if tensor.keep in ("w", "both") else weight)
         k, n = (H, F) if role == "inward" else (F, H)
-        sent = traffic.linear(tensor, M, k, n, role=role, bias=False)  # type: ignore[arg-type]
+        sent = traffic.total([Linear(k, n, role, bias=False)], tensor, M)  # type: ignore[arg-type]
         assert sent.total == 2 * (residual + weight + inner) + depth + again
 
 
 @pytest.mark.parametrize("q", [2, 4])
 def test_kept_panels_send_two_thirds_of_summa(q: int) -> None:
     tensor = Tensor(q=q, y=q, mode="2d", residual="hidden", keep="both")
-    sent = traffic.linear(tensor, M, H, F, role="inward", bias=False).total
+    sent = traffic.total([Linear(H, F, "inward", bias=False)], tensor, M).total
     assert 3 * sent == 2 * 3 * Fraction(q - 1, q * q) * (M * H + H * F)
 
 
 def test_what_is_not_differentiated_is_not_sent() -> None:
     tensor = LAYOUTS["2.5d-8-depth-2"]
-    frozen = traffic.linear(tensor, M, H, F, role="inward", bias=False, weight_grad=False)
-    first = traffic.linear(tensor, M, H, F, role="inward", bias=False, input_grad=False)
+    frozen = traffic.total([Linear(H, F, "inward", bias=False, adapters=())], tensor, M)
+    first = traffic.total([Linear(H, F, "inward", bias=False, input_grad=False)], tensor, M)
     assert ("all_reduce", "d") not in frozen.backward
     assert ("reduce_scatter", "y") not in first.backward
     assert first.forward == frozen.forward

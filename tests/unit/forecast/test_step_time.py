@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dslpar.core.mesh import Mesh, Tensor
+from dslpar.costs.model_costs import function_of
 from dslpar.forecast.constants import DEFAULT
 from dslpar.forecast.device import Device, device_named
 from dslpar.forecast.links import Group, Nodes, group_of, transfer
@@ -19,7 +20,7 @@ from dslpar.forecast.workload import Habits, Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.simulation import Durations, simulate
-from dslpar.models.gpt.costs import model_costs
+from dslpar.models.gpt.costs import layers
 from dslpar.models.gpt.section import GPT
 
 H100 = device_named("h100-80g")
@@ -312,7 +313,8 @@ def simulated(made: Workload, layer_s: float) -> float:
     return simulate(made.schedule.orders(), made.chunks, Durations(stages, stages, stages)).makespan
 
 
-HEADLESS = replace(model_costs(LLAMA, Tensor(), 4096, 4096), last=model_costs(LLAMA, Tensor(), 4096, 4096).first)
+WHOLE = function_of(layers(LLAMA, 4096))(Tensor(), 4096)
+HEADLESS = replace(WHOLE, last=WHOLE.first)
 
 
 @pytest.mark.parametrize(("chunks", "split"), [(1, False), (2, False), (1, True)])
@@ -428,7 +430,7 @@ def test_latency_counts_each_collective() -> None:
 
 def test_a_search_can_afford_it() -> None:
     """It takes 60 us on an idle machine. The smallest of many runs counts, with a margin for a busy one."""
-    costs = model_costs(LLAMA, one_d(2, residual="sequence"), 4096.0, 4096)
+    costs = function_of(layers(LLAMA, 4096))(one_d(2, residual="sequence"), 4096.0)
     made = workload(pipe=2, data=4, tensor=one_d(2, residual="sequence"), known_costs=costs)
     least = 1.0
     for _ in range(200):

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from dslpar.core.mesh import Tensor
+from dslpar.costs import family as costs
 from dslpar.layers import placement
 from dslpar.layout import divisors
 from dslpar.layout.family import conditions
 from dslpar.layout.modes import cuboid_of
 from dslpar.layout.nearest import nearest_attention, neighbours
 from dslpar.linter.rules.tensor import gathered_panels
-from dslpar.models.gpt import costs
 from dslpar.models.gpt.layout import attention_sizes
 from dslpar.models.gpt.section import GPT
 from dslpar.schema.sections import TensorParallel
