@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from benchmarks.published_runs import model_of_row, nanotron_counts, nanotron_keep
 from dslpar.core.mesh import Mesh, Tensor
-from dslpar.costs.family import model_costs
 from dslpar.costs.memory import Saved
-from dslpar.costs.model_costs import Costs, ModelCosts
+from dslpar.costs.model_costs import Costs, ModelCosts, function_of
 from dslpar.forecast.device import DEVICES, Device
 from dslpar.forecast.workload import Buckets, Habits, Recompute, Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
+from dslpar.models.gpt.costs import layers
 from dslpar.models.gpt.section import GPT
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -135,7 +135,7 @@ class PublishedWorkload(Workload):
     def costs(self) -> ModelCosts:
         """Return the costs of the model's parts per rank."""
         assert isinstance(self.model, GPT)
-        known = model_costs(self.model, self.mesh.tensor, float(self.tokens), self.seq_len)
+        known = function_of(layers(self.model, self.seq_len))(self.mesh.tensor, float(self.tokens))
         return replace(known, layer=_with_saved(known.layer, self.tokens * self.saved_inner / self.mesh.tensor.y))
 
 

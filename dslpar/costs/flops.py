@@ -45,42 +45,60 @@ def peak_flops_per_s(device: str, dtype: str) -> float | None:
 
         >>> peak_flops_per_s("NVIDIA A100-SXM4-80GB", "bf16")
         312000000000000.0
-        >>> peak_flops_per_s("NVIDIA GeForce RTX 4090", "bf16") is None
+        >>> peak_flops_per_s("NVIDIA GeForce GTX 1080", "bf16") is None
         True
     """
-    if re.search(_PARTIAL_DEVICE, device):
+    if is_partial(device):
         return None
-    for pattern, peaks in PEAKS.items():
-        if re.search(pattern, device):
-            return peaks[dtype] * 1e12 if dtype in peaks else None
+    for chip in CHIPS.values():
+        if re.search(chip.driver, device):
+            tflops: float | None = getattr(chip, dtype, None)
+            return None if tflops is None else tflops * 1e12
     return None
 
 
-_PARTIAL_DEVICE = r"\bMIG\b|\bGRID\b|-\d+C$"
-"""Matches names of NVIDIA's MIG instances and virtual GPUs: parts of a device, which have a lower peak."""
+def is_partial(device: str) -> bool:
+    """Return whether a name that the driver reports is that of a part of a device, which has a lower peak.
+
+    NVIDIA's MIG instances and virtual GPUs are such parts.
+    """
+    return re.search(r"\bMIG\b|\bGRID\b|-\d+C$", device) is not None
 
 
-def _both(half: float, fp32: float) -> Mapping[str, float]:
-    return {"fp16": half, "bf16": half, "fp32": fp32}
+class Chip(NamedTuple):
+    """Peaks of a chip in dense products, TFLOP/s; None if the chip has no such products."""
+
+    driver: str
+    """Regular expression for the names that drivers report."""
+    fp16: float
+    bf16: float | None
+    fp32: float
+    """Without TF32."""
 
 
-PEAKS: Mapping[str, Mapping[str, float]] = {
+CHIPS: Mapping[str, Chip] = {
     # NVIDIA's data sheets; rates "with sparsity" are halved. V100 (2017), V100S (2019):
-    r"\bV100S-PCIE\b": {"fp16": 130, "fp32": 16.4},
-    r"\bV100-PCIE\b": {"fp16": 112, "fp32": 14},
-    r"\bV100-SXM[23]\b": {"fp16": 125, "fp32": 15.7},
-    r"\bA10$": _both(125, 31.2),
-    r"\bA100\b": _both(312, 19.5),
-    r"\bL4$": _both(121, 30.3),
-    r"\bL40S$": _both(362.05, 91.6),
-    r"\bH100 NVL\b": _both(835.5, 60),
-    r"\bH100 PCIe\b": _both(756.5, 51),
-    r"\bH100 80GB HBM3\b": _both(989.5, 67),
-    r"\bH200 NVL\b": _both(835.5, 60),
-    r"\bH200\b": _both(989.5, 67),
-    r"\bB200\b": {"fp16": 2250, "bf16": 2250},
+    "V100S PCIe": Chip(r"\bV100S-PCIE\b", 130, None, 16.4),
+    "V100 PCIe": Chip(r"\bV100-PCIE\b", 112, None, 14),
+    "V100": Chip(r"\bV100-SXM[23]\b", 125, None, 15.7),
+    "A10": Chip(r"\bA10$", 125, 125, 31.2),
+    "A100": Chip(r"\bA100\b", 312, 312, 19.5),
+    "L4": Chip(r"\bL4$", 121, 121, 30.3),
+    "L40S": Chip(r"\bL40S$", 362.05, 362.05, 91.6),
+    "RTX 4090": Chip(r"\bRTX 4090$", 165.2, 165.2, 82.6),
+    "H100 NVL": Chip(r"\bH100 NVL\b", 835.5, 835.5, 60),
+    "H100 PCIe": Chip(r"\bH100 PCIe\b", 756.5, 756.5, 51),
+    "H100": Chip(r"\bH100 80GB HBM3\b|\bH100.*96GB\b", 989.5, 989.5, 67),
+    "H200 NVL": Chip(r"\bH200 NVL\b", 835.5, 835.5, 60),
+    "H200": Chip(r"\bH200\b", 989.5, 989.5, 67),
+    "H800": Chip(r"\bH800\b", 989.5, 989.5, 67),
+    "GH200": Chip(r"\bGH200\b", 989.5, 989.5, 67),
+    "B200": Chip(r"\bB200\b", 2250, 2250, 75),
+    "GB200": Chip(r"\bGB200\b", 2500, 2500, 80),
+    "B300": Chip(r"\bB300\b", 2250, 2250, 76),
     # AMD's data sheets; torch sees each half of an MI250X as its own device. "MI250X / MI250" may be either.
-    r"\bMI250X$": _both(191.5, 47.85),
-    r"\bMI300X\b": _both(1307.4, 163.4),
+    "MI250X": Chip(r"\bMI250X$", 191.5, 191.5, 47.85),
+    "MI300X": Chip(r"\bMI300X\b", 1307.4, 1307.4, 163.4),
+    "MI325X": Chip(r"\bMI325X\b", 1307.4, 1307.4, 163.4),
 }
-"""TFLOP/s of dense products by device and dtype; the first pattern found in the device's name counts."""
+"""Chips by name; the first whose `driver` matches a device's name counts."""

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
 from dslpar.core.mesh import Tensor as Cuboid
-from dslpar.costs.flops import Flops
+from dslpar.costs.flops import Flops, per_token
 from dslpar.costs.memory import LayerMemory, Saved
 from dslpar.costs.model_costs import Costs, ModelCosts
 from dslpar.costs.ring import LayerTraffic, Traffic
@@ -226,10 +226,9 @@ class _Trace:
         scores = [each for unit in units for each in unit.work.scores]
         causal = sum(2 * each.queries * each.keys for each in scores if each.causal)
         others = sum(2 * each.queries * each.keys for each in scores if not each.causal)
-        multiplied = ranks * (6 * trained + 4 * frozen) / tokens
-        # Forward and backward have three times the forward's products, and a causal mask leaves half of them.
-        in_attention = 3 * ranks * (causal + 2 * others) / tokens
-        return Flops(mfu_causal=round(multiplied + in_attention), mfu_6n=round(multiplied))
+        # `per_token` counts half of the scores, which a causal mask leaves.
+        products, scores_of_rank = trained + frozen, causal + 2 * others
+        return per_token(*(round(ranks * each / tokens) for each in (products, scores_of_rank, frozen)))
 
     # ---- a layer ----
 

@@ -5,10 +5,10 @@
     >>> device_of_driver("NVIDIA A100-SXM4-80GB").name
     'a100-80g'
 
-Peaks are those of dense matrix products in bf16, or fp16 if a device has no bf16. Bandwidths of links count one
-direction. Sources: stas00/ml-engineering (compute/accelerator and network), cli99/llm-analysis, and vendors' data
-sheets. The share of its peak that a device reaches is a constant of the forecast (`dslpar.forecast.constants`), and not
-in this table.
+Peaks are those of dense matrix products in bf16, or fp16 if a device has no bf16; `dslpar.costs.flops.CHIPS` has them.
+Bandwidths of links count one direction. Sources: stas00/ml-engineering (compute/accelerator and network),
+cli99/llm-analysis, and vendors' data sheets. The share of its peak that a device reaches is a constant of the forecast
+(`dslpar.forecast.constants`), and not in this table.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass, replace
 
 from dslpar.core.suggest import did_you_mean
+from dslpar.costs.flops import CHIPS, is_partial
 
 GIB = 2**30
 USABLE = 0.995
@@ -70,19 +71,20 @@ _AMPERE, _HOPPER = (128, 128), (128, 256)
 
 def _device(
     name: str,
-    tflops: tuple[float, float],
+    chip: str,
     memory_gib: int,
     hbm_tb_per_s: float,
     sms: tuple[int, tuple[int, int]],
     links: tuple[float, int, float],
     driver: str = "",
 ) -> Device:
-    """Make a row: `tflops` in half precision and fp32; `links` within a node, devices per node, network of a node."""
+    """Make a row: `chip` of `CHIPS`; `links` within a node, devices per node, network of a node."""
     link, per_node, nic = links
+    peaks = CHIPS[chip]
     return Device(
         name=name,
-        tflops=tflops[0],
-        fp32_tflops=tflops[1],
+        tflops=peaks.bf16 or peaks.fp16,
+        fp32_tflops=peaks.fp32,
         memory_gib=memory_gib,
         hbm_gb_per_s=hbm_tb_per_s * 1e3,
         num_sms=sms[0],
@@ -95,27 +97,27 @@ def _device(
 
 
 _TABLE = (
-    _device("h100-80g", (989.5, 67), 80, 3.35, (132, _HOPPER), (450, 8, 400), r"\bH100 80GB HBM3\b"),
-    _device("h100-80g-pcie", (756.5, 51), 80, 2.0, (114, _HOPPER), (63, 8, 100), r"\bH100 PCIe\b"),
-    _device("h100-96g", (989.5, 67), 96, 2.4, (132, _HOPPER), (450, 8, 400), r"\bH100.*96GB\b"),
-    _device("h200-141g", (989.5, 67), 141, 4.8, (132, _HOPPER), (450, 8, 400), r"\bH200\b"),
-    _device("h800-80g", (989.5, 67), 80, 3.35, (132, _HOPPER), (200, 8, 400), r"\bH800\b"),
-    _device("gh200-96g", (989.5, 67), 96, 4.0, (132, _HOPPER), (450, 1, 50), r"\bGH200 480GB\b"),
-    _device("gh200-141g", (989.5, 67), 141, 4.8, (132, _HOPPER), (450, 1, 50), r"\bGH200 144G\b"),
-    _device("b200-180g", (2250, 75), 180, 8.0, (148, _HOPPER), (900, 8, 400), r"\bB200\b"),
-    _device("gb200-186g", (2500, 80), 186, 8.0, (148, _HOPPER), (900, 4, 200), r"\bGB200\b"),
-    _device("b300-288g", (2250, 76), 288, 8.0, (148, _HOPPER), (900, 8, 800), r"\bB300\b"),
-    _device("a100-80g", (312, 19.5), 80, 2.039, (108, _AMPERE), (300, 8, 200), r"\bA100-SXM4-80GB\b"),
-    _device("a100-80g-pcie", (312, 19.5), 80, 1.94, (108, _AMPERE), (31, 8, 200), r"\bA100 80GB PCIe\b"),
-    _device("a100-40g", (312, 19.5), 40, 1.555, (108, _AMPERE), (300, 8, 200), r"\bA100-SXM4-40GB\b"),
-    _device("v100-32g", (125, 15.7), 32, 0.9, (80, _AMPERE), (150, 8, 50), r"\bV100-SXM[23]-32GB\b"),
-    _device("v100-16g", (125, 15.7), 16, 0.9, (80, _AMPERE), (150, 8, 50), r"\bV100-SXM2-16GB\b"),
-    _device("l40s-48g", (362.05, 91.6), 48, 0.864, (142, _AMPERE), (31, 8, 50), r"\bL40S$"),
-    _device("a10-24g", (125, 31.2), 24, 0.6, (72, _AMPERE), (31, 4, 12.5), r"\bA10$"),
-    _device("rtx4090-24g", (165.2, 82.6), 24, 1.008, (128, _AMPERE), (31, 8, 12.5), r"\bRTX 4090$"),
-    _device("mi250x-64g", (191.5, 47.85), 64, 1.64, (110, _HOPPER), (175, 16, 100), r"\bMI250X$"),
-    _device("mi300x-192g", (1307.4, 163.4), 192, 5.3, (304, _HOPPER), (448, 8, 400), r"\bMI300X\b"),
-    _device("mi325x-256g", (1307.4, 163.4), 256, 6.0, (304, _HOPPER), (448, 8, 400), r"\bMI325X\b"),
+    _device("h100-80g", "H100", 80, 3.35, (132, _HOPPER), (450, 8, 400), r"\bH100 80GB HBM3\b"),
+    _device("h100-80g-pcie", "H100 PCIe", 80, 2.0, (114, _HOPPER), (63, 8, 100), r"\bH100 PCIe\b"),
+    _device("h100-96g", "H100", 96, 2.4, (132, _HOPPER), (450, 8, 400), r"\bH100.*96GB\b"),
+    _device("h200-141g", "H200", 141, 4.8, (132, _HOPPER), (450, 8, 400), r"\bH200\b"),
+    _device("h800-80g", "H800", 80, 3.35, (132, _HOPPER), (200, 8, 400), r"\bH800\b"),
+    _device("gh200-96g", "GH200", 96, 4.0, (132, _HOPPER), (450, 1, 50), r"\bGH200 480GB\b"),
+    _device("gh200-141g", "GH200", 141, 4.8, (132, _HOPPER), (450, 1, 50), r"\bGH200 144G\b"),
+    _device("b200-180g", "B200", 180, 8.0, (148, _HOPPER), (900, 8, 400), r"\bB200\b"),
+    _device("gb200-186g", "GB200", 186, 8.0, (148, _HOPPER), (900, 4, 200), r"\bGB200\b"),
+    _device("b300-288g", "B300", 288, 8.0, (148, _HOPPER), (900, 8, 800), r"\bB300\b"),
+    _device("a100-80g", "A100", 80, 2.039, (108, _AMPERE), (300, 8, 200), r"\bA100-SXM4-80GB\b"),
+    _device("a100-80g-pcie", "A100", 80, 1.94, (108, _AMPERE), (31, 8, 200), r"\bA100 80GB PCIe\b"),
+    _device("a100-40g", "A100", 40, 1.555, (108, _AMPERE), (300, 8, 200), r"\bA100-SXM4-40GB\b"),
+    _device("v100-32g", "V100", 32, 0.9, (80, _AMPERE), (150, 8, 50), r"\bV100-SXM[23]-32GB\b"),
+    _device("v100-16g", "V100", 16, 0.9, (80, _AMPERE), (150, 8, 50), r"\bV100-SXM2-16GB\b"),
+    _device("l40s-48g", "L40S", 48, 0.864, (142, _AMPERE), (31, 8, 50), r"\bL40S$"),
+    _device("a10-24g", "A10", 24, 0.6, (72, _AMPERE), (31, 4, 12.5), r"\bA10$"),
+    _device("rtx4090-24g", "RTX 4090", 24, 1.008, (128, _AMPERE), (31, 8, 12.5), r"\bRTX 4090$"),
+    _device("mi250x-64g", "MI250X", 64, 1.64, (110, _HOPPER), (175, 16, 100), r"\bMI250X$"),
+    _device("mi300x-192g", "MI300X", 192, 5.3, (304, _HOPPER), (448, 8, 400), r"\bMI300X\b"),
+    _device("mi325x-256g", "MI325X", 256, 6.0, (304, _HOPPER), (448, 8, 400), r"\bMI325X\b"),
 )
 DEVICES: dict[str, Device] = {device.name: device for device in _TABLE}
 """Devices by name. A name without a form factor such as `-pcie` means SXM. One MI250X counts as two devices, its dies.
@@ -148,6 +150,6 @@ def device_hint(name: str) -> str:
 
 def device_of_driver(name: str) -> Device | None:
     """Return the device for a name that a driver reports; None if it is unknown, or a part of a device (MIG, vGPU)."""
-    if re.search(r"\bMIG\b|\bGRID\b|-\d+C$", name):
+    if is_partial(name):
         return None
     return next((device for device in _TABLE if device.driver and re.search(device.driver, name)), None)

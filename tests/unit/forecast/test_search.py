@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dslpar.costs import model_costs
 from dslpar.forecast import plan
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, settings
 from dslpar.forecast.device import device_named
@@ -23,7 +24,6 @@ from dslpar.forecast.search_space import candidates, pins_of, tensors
 from dslpar.forecast.step_time import least_s, step_time
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
-from dslpar.models.gpt import costs as gpt_costs
 from dslpar.schema.sections import ContextParallel, TensorParallel
 
 LLAMA = """
@@ -129,12 +129,12 @@ def test_little_is_looked_at_to_show_eight(monkeypatch: pytest.MonkeyPatch) -> N
 
         monkeypatch.setattr(module, name, counting)
 
-    for module, name in ((plan, "stage_memory"), (plan, "step_time"), (gpt_costs, "model_costs")):
+    for module, name in ((plan, "stage_memory"), (plan, "step_time"), (model_costs, "ModelCosts")):
         count(module, name)
     found = search(Workloads(job_of(LLAMA, 64)), H100)
     assert len(list(islice(found.fastest(), 8))) == 8
     assert found.num_legal > 1500
-    assert counts["model_costs"] <= 35, (
+    assert counts["ModelCosts"] <= 35, (
         "one for each cuboid, and for each micro-batch of those that may be among the first"
     )
     assert counts["step_time"] <= 150
