@@ -44,7 +44,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.costs import family as costs
 from dslpar.costs import layers as sizes
 from dslpar.costs import traffic
-from dslpar.costs.ring import LayerTraffic, Number, Traffic
+from dslpar.costs.collective_traffic import LayerTraffic, Number, Traffic
 from dslpar.distributed.groups import Groups
 from dslpar.layers import MLP, Block, Form, Linear, initialize, placement
 from dslpar.layout.modes import cuboid_of

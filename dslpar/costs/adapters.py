@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.costs.ring import Number, ratio
+from dslpar.costs.collective_traffic import Number, ratio
 from dslpar.layout.divisors import ranks
 from dslpar.layout.sharding import Letters
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from dslpar.core.mesh import Tensor
 from dslpar.costs.adapters import Adapter, AdapterSizes, Role
-from dslpar.costs.ring import Number
+from dslpar.costs.collective_traffic import Number
 
 Cost = TypeVar("Cost")
 

@@ -41,7 +41,8 @@ from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
 from dslpar.costs.adapters import Role, matrices
-from dslpar.costs.cuts import inner_cuts, residual_cuts
+from dslpar.costs.cached_cuts import inner_cuts, residual_cuts
+from dslpar.costs.collective_traffic import Number, ratio
 from dslpar.costs.layers import (
     Activation,
     Affine,
@@ -66,7 +67,6 @@ from dslpar.costs.layers import (
     Vectors,
     walk,
 )
-from dslpar.costs.ring import Number, ratio
 from dslpar.layout.divisors import ranks, vocabulary
 
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dslpar.core.mesh import Tensor
 from dslpar.costs import memory, traffic, work
+from dslpar.costs.collective_traffic import LayerTraffic, Number
 from dslpar.costs.flops import Flops
 from dslpar.costs.layers import AttentionCore, Layers, ModelLayers, within
 from dslpar.costs.memory import LayerMemory, Saved
-from dslpar.costs.ring import LayerTraffic, Number
 from dslpar.costs.work import Work
 
 

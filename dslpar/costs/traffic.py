@@ -7,8 +7,8 @@
     >>> int(up.total)
     1088
 
-`dslpar.costs.ring` has the formula of each collective. `tests.support.traffic_counter` counts the traffic of a running
-job, and tests compare it with these functions.
+`dslpar.costs.collective_traffic` has the formula of each collective. `tests.support.traffic_counter` counts the traffic
+of a running job, and tests compare it with these functions.
 
 Letters: M tokens of a micro-batch; K and N input and output features of a linear Y = X W; d, q, y and z the axes of the
 tensor group, with x = d * q. docs/architecture.md, "The cuboid", defines the axes, inward and outward linears, and
@@ -38,7 +38,18 @@ from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
 from dslpar.costs.adapters import matrices
-from dslpar.costs.cuts import inner_cuts, residual_cuts
+from dslpar.costs.cached_cuts import inner_cuts, residual_cuts
+from dslpar.costs.collective_traffic import (
+    NOTHING,
+    LayerTraffic,
+    Number,
+    Traffic,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    ratio,
+    reduce_scatter,
+)
 from dslpar.costs.layers import (
     Activation,
     Affine,
@@ -62,17 +73,6 @@ from dslpar.costs.layers import (
     TokenLinear,
     Vectors,
     walk,
-)
-from dslpar.costs.ring import (
-    NOTHING,
-    LayerTraffic,
-    Number,
-    Traffic,
-    all_gather,
-    all_reduce,
-    all_to_all,
-    ratio,
-    reduce_scatter,
 )
 from dslpar.layout.divisors import ranks, vocabulary
 from dslpar.layout.sharding import Cuts, Letters, samples_are_cut_first

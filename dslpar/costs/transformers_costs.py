@@ -20,10 +20,10 @@ from typing import Any
 from dslpar.core.mesh import Tensor
 from dslpar.costs import flops
 from dslpar.costs.adapters import Adapter, AdapterSizes
+from dslpar.costs.collective_traffic import Number
 from dslpar.costs.family_costs import costs_of
 from dslpar.costs.flops import Flops
 from dslpar.costs.model_costs import CostsFunction, ModelCosts, function_of
-from dslpar.costs.ring import Number
 from dslpar.layout import transformers_costs
 from dslpar.layout.family import layout_of
 from dslpar.layout.stages import EvenWeights

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
 from dslpar.costs.adapters import matrices
-from dslpar.costs.cuts import inner_cuts, residual_cuts
+from dslpar.costs.cached_cuts import inner_cuts, residual_cuts
+from dslpar.costs.collective_traffic import Number, ratio
 from dslpar.costs.layers import (
     Activation,
     Affine,
@@ -43,7 +44,6 @@ from dslpar.costs.layers import (
     Vectors,
     walk,
 )
-from dslpar.costs.ring import Number, ratio
 from dslpar.layout.divisors import ranks, vocabulary
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from dslpar.costs.collective_traffic import LayerTraffic, Traffic
 from dslpar.costs.memory import LayerMemory, Saved
 from dslpar.costs.model_costs import Costs, ModelCosts
-from dslpar.costs.ring import LayerTraffic, Traffic
 from dslpar.costs.work import Work
 
 

@@ -5,8 +5,9 @@
     calls[0]                     # Call(kind="all_reduce", axes="y", dtype="bf16", shape=(2, 128, 512), ...)
 
 The recorder sees every torch.distributed operation on meta tensors, in the forward and in autograd's backward. It
-records the operation and sends nothing. The number of bytes follows the ring formulas of `dslpar.costs.ring`. torch's
-fake_collectives record operations in the same way, for torch's estimates of memory.
+records the operation and sends nothing. The number of bytes follows the ring formulas of
+`dslpar.costs.collective_traffic`. torch's fake_collectives record operations in the same way, for torch's estimates of
+memory.
 """
 
 from __future__ import annotations

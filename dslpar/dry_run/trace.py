@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
 from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.costs.collective_traffic import LayerTraffic, Traffic
 from dslpar.costs.flops import Flops, per_token
 from dslpar.costs.memory import LayerMemory, Saved
 from dslpar.costs.model_costs import Costs, ModelCosts
-from dslpar.costs.ring import LayerTraffic, Traffic
 from dslpar.costs.work import Work
 from dslpar.data.source import find_source, make_samples
 from dslpar.distributed.groups import Groups

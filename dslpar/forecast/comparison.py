@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
 from dslpar.costs import family as costs
-from dslpar.costs.ring import LayerTraffic
+from dslpar.costs.collective_traffic import LayerTraffic
 from dslpar.layout.family import conditions
 from dslpar.layout.modes import context_forms, cuboid_of
 from dslpar.layout.resolve import Job, heads_of

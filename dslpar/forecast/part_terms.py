@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dslpar.core.mesh import TENSOR_AXES
-from dslpar.costs.ring import LayerTraffic, Traffic
+from dslpar.costs.collective_traffic import LayerTraffic, Traffic
 from dslpar.forecast.device import Device
 from dslpar.forecast.kernels import Kernels, kernels_of
 from dslpar.forecast.links import NO_TRANSFER, Group, Nodes, Transfer, group_of, transfer

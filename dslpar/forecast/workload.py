@@ -18,10 +18,10 @@ from operator import attrgetter
 from typing import Literal
 
 from dslpar.core.mesh import Mesh, Tensor
+from dslpar.costs.collective_traffic import Number
 from dslpar.costs.family import costs_function, model_costs
 from dslpar.costs.memory import LayerMemory
 from dslpar.costs.model_costs import Costs, ModelCosts
-from dslpar.costs.ring import Number
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.deepspeed_config import CHOICES, overlaps_param_gather, overlaps_reduction
 from dslpar.layout.resolve import Job, offloads

@@ -45,7 +45,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslpar.core.mesh import Mesh
-from dslpar.costs.ring import Key, Number, Traffic
+from dslpar.costs.collective_traffic import Key, Number, Traffic
 from dslpar.distributed import gloo_collectives
 from dslpar.distributed.groups import Groups
 

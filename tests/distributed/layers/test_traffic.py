@@ -20,7 +20,7 @@ from dslpar.costs import family as costs
 from dslpar.costs import layers as sizes
 from dslpar.costs import traffic
 from dslpar.costs.adapters import Adapter, AdapterSizes
-from dslpar.costs.ring import LayerTraffic, Traffic
+from dslpar.costs.collective_traffic import LayerTraffic, Traffic
 from dslpar.distributed.groups import Groups
 from dslpar.layers import (
     MLP,

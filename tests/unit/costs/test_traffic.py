@@ -14,8 +14,8 @@ import pytest
 from dslpar.core.mesh import Tensor
 from dslpar.costs import family as costs
 from dslpar.costs import layers, memory, traffic, work
+from dslpar.costs.collective_traffic import Traffic
 from dslpar.costs.layers import Layer, Linear
-from dslpar.costs.ring import Traffic
 from dslpar.forecast import comparison
 from dslpar.forecast.comparison import break_even
 from dslpar.linter import check
