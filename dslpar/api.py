@@ -4,11 +4,10 @@
     for step in range(100):
         loss = engine.train_batch(...)
 
-    dslpar.fit(run, engine, train_data, eval_data)   # train.py's loop, instead of your own
-
     run = dslpar.start("configs/resnet.py")          # this rank's stages and groups, before there is a model
     model = dslpar.Stage(first_half() if run.stage == 0 else second_half())
     engine, train_data, *_ = dslpar.initialize(run, model=model, criterion=nn.CrossEntropyLoss(), train_data=images)
+    dslpar.fit(run, engine, train_data)              # train.py's loop, instead of your own
 
 Arguments replace the config's sections; the config supplies everything else. The interface follows ColossalAI's
 `initialize`, but without global state: `start` returns a Run, and `initialize` takes it.

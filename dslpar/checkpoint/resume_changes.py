@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dslpar.checkpoint import manifest
@@ -56,11 +56,8 @@ def check(checkpoint: Checkpoint, job: Job, data: str) -> None:
     _check_format(checkpoint, job)
     refused = _refused_changes(checkpoint, job, data)
     if refused:
-        sides = [(each.key, _format_value(each.saved), _format_value(each.requested)) for each in refused]
-        lines = [f"{key}: saved {saved}, requested {requested}" for key, saved, requested in sides]
-        more = [f"and {len(lines) - _MAX_LISTED} more"] if len(lines) > _MAX_LISTED else []
         message = f"{checkpoint.path} is of another run:"
-        raise_finding("CKP202", message, _hint(refused), job.path, refused[0].key, lines[:_MAX_LISTED] + more)
+        raise_finding("CKP202", message, _hint(refused), job.path, refused[0].key, _lines(refused))
 
 
 def check_model(checkpoint: Checkpoint, job: Job) -> None:
@@ -70,13 +67,18 @@ def check_model(checkpoint: Checkpoint, job: Job) -> None:
         DslparError: CKP208: keys of the model's section differ; the first `_MAX_LISTED` are listed.
     """
     if found := [each for each in _changed_keys(checkpoint, job, REFUSED) if each.section == "model"]:
-        lines = [
-            f"{each.key}: saved {_format_value(each.saved)}, requested {_format_value(each.requested)}"
-            for each in found
-        ]
         hint = ", ".join(map(_suggestion, found[:_MAX_LISTED]))
         message = f"{checkpoint.path} is of another model:"
-        raise_finding("CKP208", message, hint, job.path, found[0].key, lines[:_MAX_LISTED])
+        raise_finding("CKP208", message, hint, job.path, found[0].key, _lines(found))
+
+
+def _lines(changed: Sequence[Change]) -> list[str]:
+    """Return a line for each change, at most `_MAX_LISTED`, and the number of those that are left out."""
+    lines = [
+        f"{each.key}: saved {_format_value(each.saved)}, requested {_format_value(each.requested)}" for each in changed
+    ]
+    more = [f"and {len(lines) - _MAX_LISTED} more"] if len(lines) > _MAX_LISTED else []
+    return lines[:_MAX_LISTED] + more
 
 
 def changes(checkpoint: Checkpoint, job: Job) -> list[str]:

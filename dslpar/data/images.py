@@ -87,13 +87,22 @@ class ImageSamples:
         pixels = self._file(index) if self.pixels is None else np.asarray(self.pixels[index])
         if pixels.ndim == 2:
             pixels = pixels[None]
-        elif pixels.shape[-1] in _CHANNELS:
+        elif self._channels_are_last(pixels.shape):
             pixels = pixels.transpose(2, 0, 1)
         if self.channels is not None and pixels.shape[0] != self.channels:
             message = f"images have {pixels.shape[0]} channels, and the model takes {self.channels}"
             raise_finding("BAT205", message, f"model.config.num_channels={pixels.shape[0]}", self.job.path, "model")
         most = np.iinfo(pixels.dtype).max if np.issubdtype(pixels.dtype, np.integer) else 1
         return torch.from_numpy(pixels.astype(np.float32) / np.float32(most))
+
+    def _channels_are_last(self, shape: tuple[int, ...]) -> bool:
+        """Return whether an array is [height, width, channels] and not [channels, height, width].
+
+        Where both its ends may be channels, as in [3, 32, 4], the one with the model's number of channels has them.
+        """
+        if self.channels in (shape[0], shape[-1]):
+            return bool(shape[-1] == self.channels)
+        return shape[-1] in _CHANNELS
 
     def _file(self, index: int) -> Any:
         from PIL import Image

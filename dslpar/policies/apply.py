@@ -137,19 +137,19 @@ class _Application:
         if isinstance(module, nn.Linear) and self._is_in_mixture(name) and (role := self._role(name)):
             return experts.SharedExpertLinear(groups, module, name, role)
         if match(policy.outward, name):
-            outputs, inputs = features(module)
+            outputs, inputs = modules.features(module)
             bias = getattr(module, "bias", None) is not None
             outward = modules.Outward(groups, inputs, outputs, bias=bias, sources=sources, stream=self.stream)
             return self._adapted(outward, name)
         if match(policy.inward, name):
-            length, inputs = features(module)
+            length, inputs = modules.features(module)
             bias, lengths = getattr(module, "bias", None) is not None, self._lengths(name, length)
             inward = modules.Inward(groups, inputs, lengths, bias=bias, sources=sources, stream=self.stream)
             return self._adapted(inward, name)
         if match(policy.head_tables, name):
             return tables.HeadTable(groups, module, sources)
         if match(policy.from_latent, name):
-            outputs, inputs = features(module)
+            outputs, inputs = modules.features(module)
             bias = getattr(module, "bias", None) is not None
             return FromLatent(groups, inputs, outputs, bias=bias, sources=sources)
         if match(policy.per_head, name):
@@ -244,13 +244,13 @@ class _Application:
         biased: list[bool] = []
         sources: dict[str, tuple[modules.Source, ...]] = {}
         for each, linear in zip(names, linears, strict=True):
-            parts = self._lengths(each, features(linear)[0])
+            parts = self._lengths(each, modules.features(linear)[0])
             lengths += parts
             shares.append(len(parts))
             biased += [getattr(linear, "bias", None) is not None] * len(parts)
             for own, found in _sources(linear, f"{name}.{each}").items():
                 sources[own] = (*sources.get(own, ()), *found)
-        inputs = features(linears[0])[1]
+        inputs = modules.features(linears[0])[1]
         entrance = cls(self.groups, inputs, lengths, shares, biased=biased, sources=sources)
         ends = list(accumulate(shares))
         for each, begin, end in zip(names, [0, *ends], ends, strict=False):
@@ -284,12 +284,6 @@ class _Application:
                         owner = module.config
                     last = attribute.rpartition(".")[2]
                     setattr(owner, last, getattr(owner, last) // count)
-
-
-def features(linear: Any) -> tuple[int, int]:
-    """Return (outputs, inputs) of a linear, or of transformers' Conv1D, which stores its weight transposed."""
-    outputs, inputs = linear.weight.shape
-    return (inputs, outputs) if isinstance(linear, Conv1D) else (outputs, inputs)
 
 
 def _sources(module: nn.Module, name: str) -> modules.Sources:

@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 from dslpar.policies import probe
+from dslpar.policies.modules import features
 from dslpar.schema.policy import WITHOUT_AUXILIARY_LOSS, Names, Policy, match
 
 _INWARD = {"colwise", "colwise_gather_output", "packed_colwise"}
@@ -109,7 +110,7 @@ class _Derivation:
         """Read one entry of the plan."""
         is_linear = all(isinstance(module, nn.Linear | Conv1D) for module in found)
         region = pattern.rpartition(".")[0]
-        if word in _INWARD and is_linear and any(_features(module)[1] != self.hidden for module in found):
+        if word in _INWARD and is_linear and any(features(module)[1] != self.hidden for module in found):
             self.from_latent.append(pattern)
         elif word in _INWARD and is_linear:
             self._inward(pattern)
@@ -213,7 +214,7 @@ class _Derivation:
     def _inner_norms(self) -> Iterator[str]:
         """Yield the norms within regions that are over all output features of an inward linear."""
         for region in self.regions:
-            made = {_features(self._first(f"{region}.{name}"))[0] for name in self._names(region)}
+            made = {features(self._first(f"{region}.{name}"))[0] for name in self._names(region)}
             for pattern, module in self._leaves(region):
                 if any(probe.norm_of(module, length) for length in made):
                     yield pattern
@@ -241,7 +242,7 @@ class _Derivation:
             ends = [self._first(each) for each in self.outward if each.startswith(f"{region}.")]
             if len(names) != 1 or len(ends) != 1:
                 continue
-            made, read = _features(self._first(f"{region}.{names[0]}"))[0], _features(ends[0])[1]
+            made, read = features(self._first(f"{region}.{names[0]}"))[0], features(ends[0])[1]
             plan = self.model.tp_plan
             if plan[f"{region}.{names[0]}"] == "colwise":
                 continue  # consecutive rows can be sharded: in GPT-NeoX q, k and v are fused head by head
@@ -265,9 +266,3 @@ class _Derivation:
                 if read:
                     local[region] = tuple(dict.fromkeys(read))
         return local
-
-
-def _features(linear: Any) -> tuple[int, int]:
-    """Return (outputs, inputs)."""
-    outputs, inputs = linear.weight.shape
-    return (inputs, outputs) if isinstance(linear, Conv1D) else (outputs, inputs)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed.groups import Groups
@@ -26,6 +27,12 @@ from dslpar.models.pretrained import Source as Source
 from dslpar.models.pretrained import Sources as Sources
 from dslpar.policies.dropout import Stream
 from dslpar.policies.probe import Norm
+
+
+def features(linear: Any) -> tuple[int, int]:
+    """Return (outputs, inputs) of a linear, or of transformers' Conv1D, which stores its weight transposed."""
+    outputs, inputs = linear.weight.shape
+    return (inputs, outputs) if isinstance(linear, Conv1D) else (outputs, inputs)
 
 
 def call_with(module: nn.Module, values: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:

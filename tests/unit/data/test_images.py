@@ -64,6 +64,17 @@ def test_shapes_and_types_of_arrays(tmp_path: Path, shape: tuple[int, ...], dtyp
     assert torch.allclose(image, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(30, 3, 8, 4), (30, 8, 4, 3), (30, 3, 8, 1), (30, 4, 8, 3)])
+def test_an_image_of_few_columns_is_read_by_the_model_s_channels(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """The number of columns, or of rows, may be one that channels have: 1, 3 or 4."""
+    pixels = (np.arange(np.prod(shape)).reshape(shape) % 251).astype(np.uint8)
+    samples = made(job(arrays(tmp_path, pixels), mean=0.0, std=1.0))
+    samples.size = 0
+    expected = pixels[samples.indices[0]]
+    expected = expected.transpose(2, 0, 1) if shape[-1] == 3 else expected
+    assert torch.allclose(samples.batch([0], [0])[0][0], torch.tensor(expected / 255, dtype=torch.float32), atol=1e-6)
+
+
 def test_mapped_arrays(tmp_path: Path) -> None:
     np.save(tmp_path / "images.npy", PIXELS.astype(np.uint8))
     np.save(tmp_path / "labels.npy", np.arange(30) % 2)
