@@ -14,7 +14,6 @@ weight's size. Then noise of 1e-6 in a gradient becomes 1e-7 of the weight.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ import torch
 
 from dslpar.core.mesh import Tensor
 from tests.distributed.layers.cases import CASES, errors_after_steps
-from tests.distributed.layers.sampled_rows import KINDS, STEPS, seen_after_steps, seen_in
+from tests.distributed.layers.sampled_rows import STEPS, seen_after_steps, seen_in
 from tests.support.compare_dense import STEPS as STEPS_TAKEN
 from tests.support.layouts import LAYOUTS, mode_of
 from tests.support.ranks import RankError, on_ranks
@@ -67,13 +66,6 @@ EACH_TIME = {"1d-2", "1d-sequence-2", "ulysses-2", "ring-2-zigzag", "ring-3-1d-s
 @pytest.mark.parametrize("name", sampled(STEPS, EACH_TIME))
 def test_layers_after_steps_equal_dense_ones(name: str) -> None:
     assert_near(LAYOUTS[name], "adamw" if mode_of(LAYOUTS[name]) in BY_ADAMW else "sgd", *STEPS[name])
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize(("name", "optimizer"), list(zip(KINDS, cycle(OPTIMIZERS), strict=False)))
-def test_all_layers_after_steps_equal_dense_ones(name: str, optimizer: str) -> None:
-    """SGD and AdamW take turns."""
-    assert_near(LAYOUTS[name], optimizer)
 
 
 def test_the_sample_has_every_case_and_every_mode() -> None:

@@ -261,19 +261,21 @@ OF_FOUR = {
     "cuboid-2-1-2": mesh.Tensor(q=2, z=2, mode="cuboid", residual="hidden", inner="batch", keep="none"),
 }
 """Features of 2.5d and 3d beyond 2d, on fewer ranks."""
-LARGE = {name: LAYOUTS[name] for name in ("2.5d-8-depth-2", "3d-8", "cuboid-2-3-2")}
+LARGE = {"3d-8": LAYOUTS["3d-8"]}
 OF_TWO = {"cuboid-2-1-1": mesh.Tensor(q=2, mode="cuboid")}
 """Weights sharded over q alone, whose cases take a third of the time."""
-ALL = kept(["2d-4"]) | OF_FOUR | LARGE | OF_TWO
-
-WHOLE = tuple(OF_TWO)
+SQUARE = kept(["2d-4"])
+ALL = SQUARE | OF_FOUR | LARGE | OF_TWO
 
 
 def runs() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield layouts with cases, so few that ranks on two cores take at most some minutes."""
-    for name in ALL:
-        cases = tuple(CASES) if name in WHOLE else FEW
-        yield from [(name, cases[::2]), (name, cases[1::2])] if name in (*WHOLE, *LARGE) else [(name, cases)]
+    for name in (*LARGE, *OF_TWO):
+        cases = FEW if name in LARGE else tuple(CASES)
+        yield from [(name, cases[::2]), (name, cases[1::2])]
+    yield from [(name, FEW) for name in OF_FOUR]
+    # Each case runs with each of a linear's two panels kept, and with it gathered again.
+    yield from [(name, FEW[number // 2 :: 2]) for number, name in enumerate(SQUARE)]
 
 
 RUNS = list(runs())
