@@ -1,7 +1,7 @@
 """Memory of each layer in closed form: elements that a rank stores of its weights, and saves for the backward.
 
     >>> from dslpar.core.mesh import Tensor
-    >>> held = total([Linear(16, 48, "inward")], Tensor(q=2, y=2, residual="hidden"), tokens=64)
+    >>> held = total([sizes.Linear(16, 48, "inward")], Tensor(q=2, y=2, residual="hidden"), tokens=64)
     >>> int(held.weights), int(held.saved.elements)
     (216, 512)
 
@@ -40,33 +40,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
+from dslpar.costs import layers as sizes
 from dslpar.costs.adapters import Role, matrices
 from dslpar.costs.cached_cuts import inner_cuts, residual_cuts
 from dslpar.costs.collective_traffic import Number, ratio
-from dslpar.costs.layers import (
-    Activation,
-    Affine,
-    AttentionCore,
-    BatchNorm,
-    Classifier,
-    CrossEntropy,
-    Embedding,
-    FirstToken,
-    Forms,
-    ForwardOnly,
-    GatheredInner,
-    Head,
-    Layer,
-    Linear,
-    MeanOfTokens,
-    Norm,
-    PerSample,
-    Repeated,
-    ResidualAdd,
-    TokenLinear,
-    Vectors,
-    walk,
-)
+from dslpar.costs.layers import Forms, Layer, walk
 from dslpar.layout.divisors import ranks, vocabulary
 
 
@@ -108,7 +86,7 @@ def total(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> LayerMemor
     return sum(walk(FORMS, layers, tensor, tokens), LayerMemory())
 
 
-def linear(layer: Linear, tensor: Tensor, tokens: Number) -> LayerMemory:
+def linear(layer: sizes.Linear, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count a linear layer: its weight, bias and saved input.
 
     With empty `adapters` no gradient needs the input, so it is not saved.
@@ -128,7 +106,7 @@ def linear(layer: Linear, tensor: Tensor, tokens: Number) -> LayerMemory:
     )
 
 
-def norm(layer: Norm, tensor: Tensor, tokens: Number) -> LayerMemory:
+def norm(layer: sizes.Norm, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count a norm: its parameters, its saved input, and one (RMSNorm) or two (LayerNorm) statistics per token."""
     is_rms = layer.kind == "rmsnorm"
     vectors, statistics = (1, 1) if is_rms else (1 + layer.bias, 2)
@@ -141,7 +119,7 @@ def norm(layer: Norm, tensor: Tensor, tokens: Number) -> LayerMemory:
     return LayerMemory(weights=weights, saved=saved, frozen=weights if layer.frozen else 0)
 
 
-def attention_core(layer: AttentionCore, tensor: Tensor, tokens: Number) -> LayerMemory:
+def attention_core(layer: sizes.AttentionCore, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count the core of fused attention: q, k, v, its result, and a log-sum-exp per token and head."""
     saved = _inner(tensor, tokens, layer.hidden_size + 2 * layer.kv_size)
     # The output projection counts the result of the core as its input. A second copy exists if the result is exchanged
@@ -152,7 +130,7 @@ def attention_core(layer: AttentionCore, tensor: Tensor, tokens: Number) -> Laye
     return LayerMemory(saved=Saved(elements=saved, wide=_inner(tensor, tokens, layer.num_heads)))
 
 
-def attention_working(layer: AttentionCore, tensor: Tensor, tokens: Number) -> Saved:
+def attention_working(layer: sizes.AttentionCore, tensor: Tensor, tokens: Number) -> Saved:
     """Count the temporaries of attention's backward at its fullest moment, in addition to the tensors that it saves.
 
     Below, q is the size of the queries on this rank, and also of the result. kv is the size of the keys, and also of
@@ -186,12 +164,12 @@ def attention_working(layer: AttentionCore, tensor: Tensor, tokens: Number) -> S
     return max([core, *(Saved(elements=each) for each in others)], key=lambda each: each.elements + each.wide)
 
 
-def activation(layer: Activation, tensor: Tensor, tokens: Number) -> LayerMemory:
+def activation(layer: sizes.Activation, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count the saved input of an activation function."""
     return LayerMemory(saved=Saved(elements=_inner(tensor, tokens, layer.blocks * layer.features)))
 
 
-def embedding(layer: Embedding, tensor: Tensor, tokens: Number) -> LayerMemory:
+def embedding(layer: sizes.Embedding, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count the token table with its padding.
 
     The embedding saves no activations. Its result is counted by the next layer, which saves it as an input.
@@ -201,38 +179,38 @@ def embedding(layer: Embedding, tensor: Tensor, tokens: Number) -> LayerMemory:
     return LayerMemory(weights=weights, frozen=weights if layer.frozen else 0)
 
 
-def vectors(layer: Vectors, tensor: Tensor, tokens: Number) -> LayerMemory:
+def vectors(layer: sizes.Vectors, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count vectors that are added to the residual stream."""
     weights = ratio(layer.elements, ranks(tensor, residual_cuts(tensor).features))
     return LayerMemory(weights=weights, frozen=weights if layer.frozen else 0)
 
 
-def head(layer: Head, tensor: Tensor, tokens: Number) -> LayerMemory:
+def head(layer: sizes.Head, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count the head's weight and saved input; `logits` counts the head's output."""
     padded = vocabulary(layer.vocab_size, tensor).value
     adapters = () if layer.frozen else None
-    return linear(Linear(layer.hidden_size, padded, "inward", bias=False, adapters=adapters), tensor, tokens)
+    return linear(sizes.Linear(layer.hidden_size, padded, "inward", bias=False, adapters=adapters), tensor, tokens)
 
 
-def classifier(layer: Classifier, tensor: Tensor, tokens: Number) -> LayerMemory:
+def classifier(layer: sizes.Classifier, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count a classifier's weight, bias and saved input."""
     weights = (layer.hidden_size + 1) * layer.num_classes
     return LayerMemory(weights=weights, saved=Saved(elements=tokens * layer.hidden_size))
 
 
-def affine(layer: Affine, tensor: Tensor, tokens: Number) -> LayerMemory:
+def affine(layer: sizes.Affine, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count an elementwise affine map of the residual's features: its vectors and its saved input."""
     weights = ratio((1 + layer.bias) * layer.hidden_size, ranks(tensor, residual_cuts(tensor).features))
     return LayerMemory(weights=weights, saved=Saved(elements=residual(tensor, tokens, layer.hidden_size)))
 
 
-def token_linear(layer: TokenLinear, tensor: Tensor, tokens: Number) -> LayerMemory:
+def token_linear(layer: sizes.TokenLinear, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count a linear over the tokens of a sample, and its saved input; every rank holds the whole weight."""
     saved = Saved(elements=residual(tensor, tokens, layer.hidden_size))
     return LayerMemory(weights=layer.num_tokens**2 + layer.num_tokens, saved=saved)
 
 
-def batch_norm(layer: BatchNorm, tensor: Tensor, tokens: Number) -> LayerMemory:
+def batch_norm(layer: sizes.BatchNorm, tensor: Tensor, tokens: Number) -> LayerMemory:
     """Count a BatchNorm: its vectors, its centred input and a statistic per feature, and the input of its gain.
 
     The centred input is in float32. A ReLU after the norm saves its result, which is the next linear's input.
@@ -246,16 +224,16 @@ def batch_norm(layer: BatchNorm, tensor: Tensor, tokens: Number) -> LayerMemory:
     return LayerMemory(weights=2 * features if layer.affine else 0, saved=saved)
 
 
-def _per_sample(layer: PerSample, tensor: Tensor, tokens: Number) -> LayerMemory:
+def _per_sample(layer: sizes.PerSample, tensor: Tensor, tokens: Number) -> LayerMemory:
     return total(layer.layers, tensor, ratio(tokens, layer.num_tokens))
 
 
-def _repeated(layer: Repeated, tensor: Tensor, tokens: Number) -> LayerMemory:
+def _repeated(layer: sizes.Repeated, tensor: Tensor, tokens: Number) -> LayerMemory:
     once = total(layer.layers, tensor, tokens)
     return once._replace(saved=once.saved * layer.times)
 
 
-def _forward_only(layer: ForwardOnly, tensor: Tensor, tokens: Number) -> LayerMemory:
+def _forward_only(layer: sizes.ForwardOnly, tensor: Tensor, tokens: Number) -> LayerMemory:
     weights = total(layer.layers, tensor, tokens).weights
     return LayerMemory(weights=weights, frozen=weights)
 
@@ -266,25 +244,25 @@ def _nothing(layer: Layer, tensor: Tensor, tokens: Number) -> LayerMemory:
 
 
 FORMS: Forms[LayerMemory] = {
-    Activation: activation,
-    Affine: affine,
-    AttentionCore: attention_core,
-    BatchNorm: batch_norm,
-    Classifier: classifier,
-    CrossEntropy: _nothing,
-    Embedding: embedding,
-    FirstToken: _nothing,
-    ForwardOnly: _forward_only,
-    GatheredInner: _nothing,
-    Head: head,
-    Linear: linear,
-    MeanOfTokens: _nothing,
-    Norm: norm,
-    PerSample: _per_sample,
-    Repeated: _repeated,
-    ResidualAdd: _nothing,
-    TokenLinear: token_linear,
-    Vectors: vectors,
+    sizes.Activation: activation,
+    sizes.Affine: affine,
+    sizes.AttentionCore: attention_core,
+    sizes.BatchNorm: batch_norm,
+    sizes.Classifier: classifier,
+    sizes.CrossEntropy: _nothing,
+    sizes.Embedding: embedding,
+    sizes.FirstToken: _nothing,
+    sizes.ForwardOnly: _forward_only,
+    sizes.GatheredInner: _nothing,
+    sizes.Head: head,
+    sizes.Linear: linear,
+    sizes.MeanOfTokens: _nothing,
+    sizes.Norm: norm,
+    sizes.PerSample: _per_sample,
+    sizes.Repeated: _repeated,
+    sizes.ResidualAdd: _nothing,
+    sizes.TokenLinear: token_linear,
+    sizes.Vectors: vectors,
 }
 """The closed form of each kind of layer."""
 
@@ -293,11 +271,11 @@ def logits(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> Number:
     """Return the elements of the logits that a rank holds while the losses among `layers` are computed."""
     found: Number = 0
     for layer in layers:
-        if isinstance(layer, CrossEntropy):
+        if isinstance(layer, sizes.CrossEntropy):
             found += _inner(tensor, tokens, vocabulary(layer.vocab_size, tensor).value)
-        elif isinstance(layer, Classifier):
+        elif isinstance(layer, sizes.Classifier):
             found += tokens * layer.num_classes
-        elif isinstance(layer, PerSample):
+        elif isinstance(layer, sizes.PerSample):
             found += logits(layer.layers, tensor, ratio(tokens, layer.num_tokens))
     return found
 

@@ -1,7 +1,7 @@
 """Traffic of each layer in closed form: elements that a rank sends, by collective and axis, forward and backward.
 
     >>> from dslpar.core.mesh import Tensor
-    >>> up = total([Linear(16, 48, "inward", bias=False)], Tensor(q=2, y=2, residual="hidden"), tokens=64)
+    >>> up = total([sizes.Linear(16, 48, "inward", bias=False)], Tensor(q=2, y=2, residual="hidden"), tokens=64)
     >>> {key: int(elements) for key, elements in up.forward.items()}
     {('all_gather', 'y'): 256, ('all_gather', 'q'): 192}
     >>> int(up.total)
@@ -37,6 +37,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
+from dslpar.costs import layers as sizes
 from dslpar.costs.adapters import matrices
 from dslpar.costs.cached_cuts import inner_cuts, residual_cuts
 from dslpar.costs.collective_traffic import (
@@ -50,30 +51,7 @@ from dslpar.costs.collective_traffic import (
     ratio,
     reduce_scatter,
 )
-from dslpar.costs.layers import (
-    Activation,
-    Affine,
-    AttentionCore,
-    BatchNorm,
-    Classifier,
-    CrossEntropy,
-    Embedding,
-    FirstToken,
-    Forms,
-    ForwardOnly,
-    GatheredInner,
-    Head,
-    Layer,
-    Linear,
-    MeanOfTokens,
-    Norm,
-    PerSample,
-    Repeated,
-    ResidualAdd,
-    TokenLinear,
-    Vectors,
-    walk,
-)
+from dslpar.costs.layers import Forms, Layer, walk
 from dslpar.layout.divisors import ranks, vocabulary
 from dslpar.layout.sharding import Cuts, Letters, samples_are_cut_first
 
@@ -116,7 +94,7 @@ def _weight(tensor: Tensor, elements: int) -> _Operand:
     return _Operand(tensor, ("q",), ratio(elements, tensor.y * tensor.z))
 
 
-def linear(layer: Linear, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def linear(layer: sizes.Linear, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count a linear layer."""
     inward, adapters = layer.role == "inward", layer.adapters
     kinds = (_residual, _inner) if inward else (_inner, _residual)
@@ -140,7 +118,7 @@ def linear(layer: Linear, tensor: Tensor, tokens: Number) -> LayerTraffic:
     return sent + _gathered_output(layer, tensor, tokens) if layer.gather_output else sent
 
 
-def _gathered_output(layer: Linear, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def _gathered_output(layer: sizes.Linear, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the gather of all features on every rank: one all-gather per axis, the fastest axis first."""
     cuts = inner_cuts(tensor) if layer.role == "inward" else residual_cuts(tensor)
     stored = ratio(tokens * layer.out_features, ranks(tensor, cuts.tokens + cuts.features))
@@ -169,19 +147,19 @@ def _summed_vectors(tensor: Tensor, cuts: Cuts, elements: int) -> Traffic:
     return all_reduce(tensor, tensor.summed_by_layers(cuts.tokens), ratio(elements, ranks(tensor, cuts.features)))
 
 
-def vectors(layer: Vectors, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def vectors(layer: sizes.Vectors, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count vectors that are added to the residual stream. No axis shards the rows of a table of positions."""
     if layer.frozen:
         return LayerTraffic()
     return LayerTraffic(backward=_summed_vectors(tensor, residual_cuts(tensor), layer.elements))
 
 
-def affine(layer: Affine, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def affine(layer: sizes.Affine, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count an elementwise affine map: the gradients of its vectors."""
-    return vectors(Vectors((1 + layer.bias) * layer.hidden_size), tensor, tokens)
+    return vectors(sizes.Vectors((1 + layer.bias) * layer.hidden_size), tensor, tokens)
 
 
-def norm(layer: Norm, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def norm(layer: sizes.Norm, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count a norm of the residual stream.
 
     LayerNorm exchanges two statistics per token, and RMSNorm one. Neither sends statistics if no axis shards the hidden
@@ -196,10 +174,10 @@ def norm(layer: Norm, tensor: Tensor, tokens: Number) -> LayerTraffic:
         gathered = all_gather(tensor, cut, 2 * rows * ranks(tensor, cut))
         statistics = LayerTraffic(forward=gathered, backward=all_reduce(tensor, cut, 2 * rows))
     num_vectors = 2 if layer.bias and layer.kind == "layernorm" else 1
-    return statistics + vectors(Vectors(num_vectors * layer.hidden_size, layer.frozen), tensor, tokens)
+    return statistics + vectors(sizes.Vectors(num_vectors * layer.hidden_size, layer.frozen), tensor, tokens)
 
 
-def attention_core(layer: AttentionCore, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def attention_core(layer: sizes.AttentionCore, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the traffic of attention over a sequence that context parallelism splits, causal or not."""
     if tensor.context == 1:
         return LayerTraffic()
@@ -222,7 +200,7 @@ def _around(axis: str, elements: Number, times: int) -> Traffic:
     return Traffic({("send", axis): elements * times}, {("send", axis): times})
 
 
-def token_linear(layer: TokenLinear, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def token_linear(layer: sizes.TokenLinear, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count a linear over the tokens of a sample.
 
     If ranks split the sequence, an all-to-all first gives each rank whole sequences of fewer features, and a second one
@@ -236,7 +214,7 @@ def token_linear(layer: TokenLinear, tensor: Tensor, tokens: Number) -> LayerTra
     return LayerTraffic(forward=exchanged, backward=exchanged + summed)
 
 
-def mean_of_tokens(layer: MeanOfTokens, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def mean_of_tokens(layer: sizes.MeanOfTokens, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the mean over each sample's tokens; every rank gets the means of all samples and features."""
     cuts = residual_cuts(tensor)
     samples = ratio(tokens, layer.num_tokens)
@@ -245,7 +223,7 @@ def mean_of_tokens(layer: MeanOfTokens, tensor: Tensor, tokens: Number) -> Layer
     return LayerTraffic(sent + _gathers(tensor, (*reversed(cuts.batch), *reversed(cuts.features)), stored))
 
 
-def first_token(layer: FirstToken, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def first_token(layer: sizes.FirstToken, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the gather of each sample's first token on all ranks that split the sequence; `tokens` are the samples."""
     cuts = residual_cuts(tensor)
     if ranks(tensor, cuts.sequence) == 1:
@@ -260,7 +238,7 @@ def first_token(layer: FirstToken, tensor: Tensor, tokens: Number) -> LayerTraff
     )
 
 
-def batch_norm(layer: BatchNorm, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def batch_norm(layer: sizes.BatchNorm, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count a BatchNorm within its tensor group: the sums for mean and variance, both passes, and its vectors."""
     cuts = inner_cuts(tensor) if layer.after == "inward" else residual_cuts(tensor)
     statistics = all_reduce(tensor, cuts.tokens, ratio(2 * layer.features, ranks(tensor, cuts.features)))
@@ -268,14 +246,14 @@ def batch_norm(layer: BatchNorm, tensor: Tensor, tokens: Number) -> LayerTraffic
     return LayerTraffic(forward=statistics, backward=statistics + summed)
 
 
-def gathered_inner(layer: GatheredInner, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def gathered_inner(layer: sizes.GatheredInner, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the gather of a whole inner activation [tokens, features] on every rank."""
     cuts = inner_cuts(tensor)
     stored = ratio(tokens * layer.features, ranks(tensor, cuts.tokens + cuts.features))
     return LayerTraffic(forward=_gathers(tensor, (*reversed(cuts.tokens), *reversed(cuts.features)), stored))
 
 
-def embedding(layer: Embedding, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def embedding(layer: sizes.Embedding, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the look-up in the token table, which acts like an outward linear of one-hot vectors."""
     w = _weight(tensor, vocabulary(layer.vocab_size, tensor).value * layer.hidden_size)
     y = _residual(tensor, tokens, layer.hidden_size)
@@ -283,14 +261,14 @@ def embedding(layer: Embedding, tensor: Tensor, tokens: Number) -> LayerTraffic:
     return LayerTraffic(forward=w.gather() + y.reduce(), backward=backward)
 
 
-def head(layer: Head, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def head(layer: sizes.Head, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the head, with tied or untied weights."""
     padded = vocabulary(layer.vocab_size, tensor).value
     adapters = () if layer.frozen else None
-    return linear(Linear(layer.hidden_size, padded, "inward", bias=False, adapters=adapters), tensor, tokens)
+    return linear(sizes.Linear(layer.hidden_size, padded, "inward", bias=False, adapters=adapters), tensor, tokens)
 
 
-def cross_entropy(layer: CrossEntropy, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def cross_entropy(layer: sizes.CrossEntropy, tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the loss: all-reduces of a maximum and two sums per token, and of the mean, all in the forward."""
     features, cut = inner_cuts(tensor).features, inner_cuts(tensor).tokens
     rows = ratio(tokens, ranks(tensor, cut))
@@ -298,15 +276,15 @@ def cross_entropy(layer: CrossEntropy, tensor: Tensor, tokens: Number) -> LayerT
     return LayerTraffic(forward=all_reduce(tensor, features, 3 * rows) + all_reduce(tensor, cut, mean))
 
 
-def _per_sample(layer: PerSample, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def _per_sample(layer: sizes.PerSample, tensor: Tensor, tokens: Number) -> LayerTraffic:
     return total(layer.layers, tensor, ratio(tokens, layer.num_tokens))
 
 
-def _repeated(layer: Repeated, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def _repeated(layer: sizes.Repeated, tensor: Tensor, tokens: Number) -> LayerTraffic:
     return total(layer.layers, tensor, tokens) * layer.times
 
 
-def _forward_only(layer: ForwardOnly, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def _forward_only(layer: sizes.ForwardOnly, tensor: Tensor, tokens: Number) -> LayerTraffic:
     return LayerTraffic(forward=total(layer.layers, tensor, tokens).forward)
 
 
@@ -316,24 +294,24 @@ def _nothing(layer: Layer, tensor: Tensor, tokens: Number) -> LayerTraffic:
 
 
 FORMS: Forms[LayerTraffic] = {
-    Activation: _nothing,
-    Affine: affine,
-    AttentionCore: attention_core,
-    BatchNorm: batch_norm,
-    Classifier: _nothing,
-    CrossEntropy: cross_entropy,
-    Embedding: embedding,
-    FirstToken: first_token,
-    ForwardOnly: _forward_only,
-    GatheredInner: gathered_inner,
-    Head: head,
-    Linear: linear,
-    MeanOfTokens: mean_of_tokens,
-    Norm: norm,
-    PerSample: _per_sample,
-    Repeated: _repeated,
-    ResidualAdd: _nothing,
-    TokenLinear: token_linear,
-    Vectors: vectors,
+    sizes.Activation: _nothing,
+    sizes.Affine: affine,
+    sizes.AttentionCore: attention_core,
+    sizes.BatchNorm: batch_norm,
+    sizes.Classifier: _nothing,
+    sizes.CrossEntropy: cross_entropy,
+    sizes.Embedding: embedding,
+    sizes.FirstToken: first_token,
+    sizes.ForwardOnly: _forward_only,
+    sizes.GatheredInner: gathered_inner,
+    sizes.Head: head,
+    sizes.Linear: linear,
+    sizes.MeanOfTokens: mean_of_tokens,
+    sizes.Norm: norm,
+    sizes.PerSample: _per_sample,
+    sizes.Repeated: _repeated,
+    sizes.ResidualAdd: _nothing,
+    sizes.TokenLinear: token_linear,
+    sizes.Vectors: vectors,
 }
 """The closed form of each kind of layer."""

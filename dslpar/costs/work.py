@@ -1,7 +1,7 @@
 """Compute of a rank per layer in the forward of a micro-batch: matrix products, attention, and elementwise operations.
 
     >>> from dslpar.core.mesh import Tensor
-    >>> total([Linear(16, 48, "inward")], Tensor(y=2, mode="1d"), tokens=64).products
+    >>> total([sizes.Linear(16, 48, "inward")], Tensor(y=2, mode="1d"), tokens=64).products
     (Product(rows=64.0, depth=16.0, columns=24.0),)
 
 Sizes are those of the panels that one rank multiplies. `dslpar.costs.memory` defines the letters, panels, and inward
@@ -17,33 +17,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
+from dslpar.costs import layers as sizes
 from dslpar.costs.adapters import matrices
 from dslpar.costs.cached_cuts import inner_cuts, residual_cuts
 from dslpar.costs.collective_traffic import Number, ratio
-from dslpar.costs.layers import (
-    Activation,
-    Affine,
-    AttentionCore,
-    BatchNorm,
-    Classifier,
-    CrossEntropy,
-    Embedding,
-    FirstToken,
-    Forms,
-    ForwardOnly,
-    GatheredInner,
-    Head,
-    Layer,
-    Linear,
-    MeanOfTokens,
-    Norm,
-    PerSample,
-    Repeated,
-    ResidualAdd,
-    TokenLinear,
-    Vectors,
-    walk,
-)
+from dslpar.costs.layers import Forms, Layer, walk
 from dslpar.layout.divisors import ranks, vocabulary
 
 
@@ -124,7 +102,7 @@ def total(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> Work:
     )
 
 
-def linear(layer: Linear, tensor: Tensor, tokens: Number) -> Work:
+def linear(layer: sizes.Linear, tensor: Tensor, tokens: Number) -> Work:
     """Count a linear layer. The product's kernel adds the bias."""
     rows = float(tokens) / tensor.x
     inner, residual = tensor.y, tensor.z
@@ -140,22 +118,22 @@ def linear(layer: Linear, tensor: Tensor, tokens: Number) -> Work:
     )
 
 
-def norm(layer: Norm, tensor: Tensor, tokens: Number) -> Work:
+def norm(layer: sizes.Norm, tensor: Tensor, tokens: Number) -> Work:
     """Count a norm, which reads and writes the residual stream once."""
     return Work(elementwise=2 * _residual(tensor, tokens, layer.hidden_size))
 
 
-def affine(layer: Affine, tensor: Tensor, tokens: Number) -> Work:
+def affine(layer: sizes.Affine, tensor: Tensor, tokens: Number) -> Work:
     """Count an affine map. Gain and shift are two operations, each of which reads and writes the residual stream."""
     return Work(elementwise=2 * (1 + layer.bias) * _residual(tensor, tokens, layer.hidden_size))
 
 
-def residual_add(layer: ResidualAdd, tensor: Tensor, tokens: Number) -> Work:
+def residual_add(layer: sizes.ResidualAdd, tensor: Tensor, tokens: Number) -> Work:
     """Count the sum of the residual stream and a layer's result."""
     return Work(elementwise=3 * _residual(tensor, tokens, layer.hidden_size))
 
 
-def attention_core(layer: AttentionCore, tensor: Tensor, tokens: Number) -> Work:
+def attention_core(layer: sizes.AttentionCore, tensor: Tensor, tokens: Number) -> Work:
     """Count rotary positions and the scores."""
     rotated = 4 * _inner(tensor, tokens, layer.hidden_size + layer.kv_size) if layer.rotary else 0.0
     queries = _inner(tensor, tokens, layer.hidden_size)
@@ -163,56 +141,56 @@ def attention_core(layer: AttentionCore, tensor: Tensor, tokens: Number) -> Work
     return Work(scores=(scores,), elementwise=rotated)
 
 
-def activation(layer: Activation, tensor: Tensor, tokens: Number) -> Work:
+def activation(layer: sizes.Activation, tensor: Tensor, tokens: Number) -> Work:
     """Count an activation function, which reads its blocks and writes its result."""
     return Work(elementwise=(layer.blocks + 1) * _inner(tensor, tokens, layer.features))
 
 
-def token_linear(layer: TokenLinear, tensor: Tensor, tokens: Number) -> Work:
+def token_linear(layer: sizes.TokenLinear, tensor: Tensor, tokens: Number) -> Work:
     """Count a linear over the tokens of a sample, and the copies that transpose its input and output."""
     stored, num_tokens = _residual(tensor, tokens, layer.hidden_size), layer.num_tokens
     return Work(products=(Product(stored / num_tokens, num_tokens, num_tokens),), elementwise=4 * stored)
 
 
-def embedding(layer: Embedding, tensor: Tensor, tokens: Number) -> Work:
+def embedding(layer: sizes.Embedding, tensor: Tensor, tokens: Number) -> Work:
     """Count the look-up of tokens, and the sum with position embeddings."""
     return Work(elementwise=4 * _residual(tensor, tokens, layer.hidden_size))
 
 
-def head(layer: Head, tensor: Tensor, tokens: Number) -> Work:
+def head(layer: sizes.Head, tensor: Tensor, tokens: Number) -> Work:
     """Count the head's product."""
     padded = vocabulary(layer.vocab_size, tensor).value
     adapters = () if layer.frozen else None
-    return linear(Linear(layer.hidden_size, padded, "inward", bias=False, adapters=adapters), tensor, tokens)
+    return linear(sizes.Linear(layer.hidden_size, padded, "inward", bias=False, adapters=adapters), tensor, tokens)
 
 
-def cross_entropy(layer: CrossEntropy, tensor: Tensor, tokens: Number) -> Work:
+def cross_entropy(layer: sizes.CrossEntropy, tensor: Tensor, tokens: Number) -> Work:
     """Count the loss."""
     return Work(losses=_inner(tensor, tokens, vocabulary(layer.vocab_size, tensor).value))
 
 
-def classifier(layer: Classifier, tensor: Tensor, tokens: Number) -> Work:
+def classifier(layer: sizes.Classifier, tensor: Tensor, tokens: Number) -> Work:
     """Count a classifier and its loss, which every rank computes whole."""
     product = Product(float(tokens), layer.hidden_size, layer.num_classes)
     return Work(products=(product,), losses=float(tokens) * layer.num_classes)
 
 
-def batch_norm(layer: BatchNorm, tensor: Tensor, tokens: Number) -> Work:
+def batch_norm(layer: sizes.BatchNorm, tensor: Tensor, tokens: Number) -> Work:
     """Count a BatchNorm, which runs operation by operation (`dslpar.layers.batch_norm`)."""
     stored = (_inner if layer.after == "inward" else _residual)(tensor, tokens, layer.features)
     # Read and write: centre, square, scale, and gain and shift. Read alone: the sums of the mean and of the variance.
     return Work(elementwise=(2 * (5 if layer.affine else 3) + 2) * stored)
 
 
-def _per_sample(layer: PerSample, tensor: Tensor, tokens: Number) -> Work:
+def _per_sample(layer: sizes.PerSample, tensor: Tensor, tokens: Number) -> Work:
     return total(layer.layers, tensor, ratio(tokens, layer.num_tokens))
 
 
-def _repeated(layer: Repeated, tensor: Tensor, tokens: Number) -> Work:
+def _repeated(layer: sizes.Repeated, tensor: Tensor, tokens: Number) -> Work:
     return total(layer.layers, tensor, tokens) * layer.times
 
 
-def _forward_only(layer: ForwardOnly, tensor: Tensor, tokens: Number) -> Work:
+def _forward_only(layer: sizes.ForwardOnly, tensor: Tensor, tokens: Number) -> Work:
     """Count layers without a backward as a third of trained ones, whose backward takes twice as long as the forward."""
     return total(layer.layers, tensor, tokens) * (1 / 3)
 
@@ -223,25 +201,25 @@ def _nothing(layer: Layer, tensor: Tensor, tokens: Number) -> Work:
 
 
 FORMS: Forms[Work] = {
-    Activation: activation,
-    Affine: affine,
-    AttentionCore: attention_core,
-    BatchNorm: batch_norm,
-    Classifier: classifier,
-    CrossEntropy: cross_entropy,
-    Embedding: embedding,
-    FirstToken: _nothing,
-    ForwardOnly: _forward_only,
-    GatheredInner: _nothing,
-    Head: head,
-    Linear: linear,
-    MeanOfTokens: _nothing,
-    Norm: norm,
-    PerSample: _per_sample,
-    Repeated: _repeated,
-    ResidualAdd: residual_add,
-    TokenLinear: token_linear,
-    Vectors: _nothing,
+    sizes.Activation: activation,
+    sizes.Affine: affine,
+    sizes.AttentionCore: attention_core,
+    sizes.BatchNorm: batch_norm,
+    sizes.Classifier: classifier,
+    sizes.CrossEntropy: cross_entropy,
+    sizes.Embedding: embedding,
+    sizes.FirstToken: _nothing,
+    sizes.ForwardOnly: _forward_only,
+    sizes.GatheredInner: _nothing,
+    sizes.Head: head,
+    sizes.Linear: linear,
+    sizes.MeanOfTokens: _nothing,
+    sizes.Norm: norm,
+    sizes.PerSample: _per_sample,
+    sizes.Repeated: _repeated,
+    sizes.ResidualAdd: residual_add,
+    sizes.TokenLinear: token_linear,
+    sizes.Vectors: _nothing,
 }
 """The closed form of each kind of layer."""
 
