@@ -4,7 +4,7 @@
 # make parts   the parts of `make prove`
 # make lint    the checks alone
 # make versions  `make test` with the oldest and the newest torch, and other Pythons: docs/versions.md; ROW=3.11-oldest: one
-# make docs    these pages and the reference of the API as a site, in build/site; a dead link is an error
+# make docs    these pages as a site, in build/site; a dead link is an error
 # make bench   side-by-side measurements, as ratios
 # make gpu     what only a GPU can show, as a table, with PYTHON's torch; CHECKS="layers speed_350M": some of it
 # make gpu-wheels  what `make gpu` needs where there is torch and no network, in build/gpu-wheels; GPU_PYTHON=3.11: not 3.12's
