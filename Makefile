@@ -1,4 +1,4 @@
-# make demo    from a fresh clone: install, check a 3-D layout, train it on 8 CPU ranks, held-out loss before and after
+# make demo    from a fresh clone: install, check a config, train it on 8 CPU ranks, held-out loss before and after
 # make test    ruff, mypy, the import contract, and the tests
 # make prove   the same with every test, but for parts that were green at the same content; FRESH=1: all; PART=kills: one
 # make parts   the parts of `make prove`
