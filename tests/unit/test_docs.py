@@ -116,7 +116,8 @@ def _headings(page: str) -> list[str]:
 
 
 def test_a_signature_is_shown_as_written(api_pages: ModuleType) -> None:
-    def made(first: int, /, second: str = "b", *, third: object = object) -> list[int]: ...
+    def made(first: int, /, second: str = "b", *, third: object = object) -> list[int]:
+        return [first]
 
     def long(
         name_of_the_first: Sequence[int], name_of_the_second: Mapping[str, int], *rest: int, **more: str
