@@ -1,10 +1,10 @@
-# make demo    from a fresh clone: install, check a 3-D layout, train it on 8 CPU ranks, held-out loss before and after
+# make demo    from a fresh clone: install, check a config, train it on 8 CPU ranks, held-out loss before and after
 # make test    ruff, mypy, the import contract, and the tests
 # make prove   the same with every test, but for parts that were green at the same content; FRESH=1: all; PART=kills: one
 # make parts   the parts of `make prove`
 # make lint    the checks alone
 # make versions  `make test` with the oldest and the newest torch, and other Pythons: docs/versions.md; ROW=3.11-oldest: one
-# make docs    these pages and the reference of the API as a site, in build/site; a dead link is an error
+# make docs    these pages as a site, in build/site; a dead link is an error
 # make bench   side-by-side measurements, as ratios
 # make gpu     what only a GPU can show, as a table, with PYTHON's torch; CHECKS="layers speed_350M": some of it
 # make gpu-wheels  what `make gpu` needs where there is torch and no network, in build/gpu-wheels; GPU_PYTHON=3.11: not 3.12's

@@ -1,4 +1,4 @@
-"""dslpar: 3-D parallel training on DeepSpeed from one Python config file.
+"""dslpar: data, tensor and pipeline parallel training on DeepSpeed from one Python config file.
 
 The names below are imported lazily, so that `import dslpar` costs nothing and `dslpar lint` imports no torch.
 """

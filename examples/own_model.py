@@ -2,7 +2,7 @@
 
 deepspeed --num_gpus 4 examples/own_model.py --config examples/configs/text.py
 
-On 8 ranks in three dimensions: --num_gpus 8, and at the end parallel.tensor.size=8 parallel.tensor.mode=3d
+On a cube of 8 ranks: --num_gpus 8, and at the end parallel.tensor.size=8 parallel.tensor.mode=3d
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ HABITS = {
     r"\b(?:is|are|was|were) told\b(?! to)": 'write "is reported", "receives" or "knows"',
     rf"\b{_COUNTED} an? {_UNIT}\b": 'write "per" for "X a Y"',
     r"\bof one's own\b": 'write "your own"',
+    r"\b3-D\b|\b3D parallel": 'write "mode `3d`", or "data, tensor and pipeline parallelism"',
 }
 """Patterns of this project's own habits, with what to do."""
 HELP = ("help", "description", "epilog")

@@ -3,7 +3,7 @@
 #   dslpar lint configs/libai/data_tensor_pipeline.py --world-size 8
 #   deepspeed --num_gpus 8 train.py --config configs/libai/data_tensor_pipeline.py
 #
-# 3-D parallelism: two stages, [0 1 2 3] and [4 5 6 7], each of two tensor groups that share the batch.
+# Two stages, [0 1 2 3] and [4 5 6 7], each of two tensor groups that share the batch.
 # Batch: 2 (micro) x 16 (accumulation) x 2 (data) = 64 sequences a step, of 1,024 bytes each.
 
 from ..common.models.gpt import pretrain_model as model

@@ -84,7 +84,7 @@ def _no_command(
     argv: list[str],
     prog: str = "dslpar",
     commands: Mapping[str, str] = COMMANDS,
-    description: str = "Lint, show, plan and launch 3-D parallel training on DeepSpeed.",
+    description: str = "Lint, show, plan and launch data, tensor and pipeline parallel training on DeepSpeed.",
 ) -> int:
     """Handle a command line without a command: --help, --version, or a mistake."""
     width = max(12, *(len(name) + 2 for name in commands))

@@ -83,8 +83,8 @@ class Browser:
             self._handle(self._receive(deadline))
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression."""
-        answer = self._ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        """Return the value of a JavaScript expression, or of its promise."""
+        answer = self._ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 

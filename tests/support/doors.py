@@ -36,7 +36,8 @@ BLOCK = re.compile(
 )
 SHELL = re.compile(r"^```\n(\$ .*?)^```", re.MULTILINE | re.DOTALL)
 IGNORED = re.compile(
-    r"tests/|outputs/|docs/(config|import)\.md|docs/rules/|.*/pages/\w+\.md|.*__pycache__/|\.\w+_cache/"
+    r"tests/|outputs/|docs/(config|import|plans)\.md|docs/(api|pictures|rules)/|.*/pages/\w+\.md|.*__pycache__/"
+    r"|\.\w+_cache/"
 )
 """Uncounted files: tests, rule pages (data, not code), and generated pages."""
 

@@ -47,7 +47,7 @@ def surface() -> dict[str, Any]:
 def names() -> dict[str, dict[str, str]]:
     """Return the names of each module that docs/api shows, with the parameters of what can be called."""
     pages = "".join(path.read_text() for path in sorted((ROOT / "docs/api").glob("*.md")))
-    modules = sorted(re.findall(r"^\.\. public:: (.*)$", pages, re.MULTILINE))
+    modules = sorted(re.findall(r"^# (dslpar.*)$", pages, re.MULTILINE))
     return {name: {each: _parameters(import_module(name), each) for each in _public(name)} for name in modules}
 
 

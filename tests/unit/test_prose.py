@@ -31,7 +31,7 @@ A message a rank is told, in the manner of transformers'.
 
 
 def f() -> None:
-    """Return `what a rank is told`: a line a rank, of one's own. It is very unique."""
+    """Return `what a rank is told`: a line a rank, of one's own. It is very unique in 3-D, or 3D parallelism."""
     parser.add_argument("--x", help="the files that are none")
 '''
 
@@ -45,6 +45,8 @@ def test_habits_are_reported_at_their_lines(prose: object) -> None:
         (3, '"of transformers\'"'),
         (10, "'line a rank'"),
         (10, '"of one\'s own"'),
+        (10, "'3-D'"),
+        (10, "'3D parallel'"),
         (10, "uncomparables"),
         (10, "weasel_words.very"),
         (11, "'that are none'"),
@@ -52,7 +54,8 @@ def test_habits_are_reported_at_their_lines(prose: object) -> None:
 
 
 def test_plain_english_is_not_reported(prose: object) -> None:
-    source = '"""Return the stage of a rank: the one that was told to stop, in transformers\' own words."""\n'
+    text = "Return the rank that was told to stop 3D tensor parallelism, in transformers' own words."
+    source = f'"""{text}"""\n'
     assert [*prose.problems(prose.of_module("x.py", source))] == []  # type: ignore[attr-defined]
 
 

@@ -123,10 +123,28 @@ def test_the_wheel_holds_dslpar_and_nothing_else(wheel: Path) -> None:
     here |= {f"dslpar/{name}" for name in modules if name.startswith("layers/")}
     here |= {name.replace("configs/", "dslpar/shipped_configs/", 1) for name in modules if name.startswith("configs/")}
     assert {name for name in names if name.endswith(".py")} == here
-    suffixes = (".json", ".md", ".txt", ".css", ".js")
-    data = {path.relative_to(ROOT).as_posix() for path in files() if path.suffix in suffixes}
-    shipped = {name for name in names if name.endswith(suffixes) and ".dist-info/" not in name}
+    data = {path.relative_to(ROOT).as_posix() for path in files() if path.suffix != ".py"}
+    shipped = {name for name in names if not name.endswith(".py") and ".dist-info/" not in name}
     assert shipped == {name for name in data if name.startswith("dslpar/")}
+    assert {Path(name).suffix for name in shipped} >= {".css", ".js", ".json", ".md", ".txt"}
+
+
+def test_the_wheel_has_the_extras_of_the_readme(wheel: Path) -> None:
+    """`pip` installs a git address and a checkout through such a wheel, too; an unknown extra is only a warning."""
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = [archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA")]
+    readme = (ROOT / "README.md").read_text()
+    listed = re.search(r"^Extras: (.*)$", readme, re.MULTILINE)
+    assert listed is not None
+    named = set(re.findall(r"`(\w+)` \(", listed[1])) | set(
+        ",".join(re.findall(r"dslpar\[([\w,]+)\]", readme)).split(",")
+    )
+    assert {"hf", "data", "mpi", "plot"} <= named
+    provided = set(re.findall(r"^Provides-Extra: (\S+)$", metadata, re.MULTILINE))
+    assert named == provided - {"docs", "test"}
+    assert all(re.search(rf"^Requires-Dist: .*extra == \"{extra}\"", metadata, re.MULTILINE) for extra in named)
+    entry = next(archive.read(name).decode() for name in archive.namelist() if name.endswith("/entry_points.txt"))
+    assert "dslpar = dslpar.cli.main:run" in entry
 
 
 @pytest.mark.prove

@@ -1,4 +1,4 @@
-"""transformers' models learn in 3-D as in one process, from configs that differ in `parallel` alone."""
+"""transformers' models learn on eight ranks as in one process, from configs that differ in `parallel` alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MODELS = {
     ),
     "ViTMAE": ("type='transformers.ViTMAEForPreTraining', pretrained='folder'", learning.Hidden),
 }
-IN_3D = "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n"
+ON_EIGHT = "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n"
 """Eight ranks: two stages, two replicas, two tensor ranks."""
 
 
@@ -105,9 +105,9 @@ def _curve(model: str, path: str) -> list[float]:
 def test_the_curve_is_that_of_one_process(tmp_path: Path, model: str) -> None:
     folder_of_mae(tmp_path)
     (alone,) = on_ranks(1, _curve, model, written(tmp_path, config(model, 30)), init="deepspeed")
-    in_3d = on_ranks(8, _curve, model, written(tmp_path, config(model, 30, IN_3D)), init="deepspeed")
+    on_eight = on_ranks(8, _curve, model, written(tmp_path, config(model, 30, ON_EIGHT)), init="deepspeed")
     assert len(alone) == 30
-    assert all(losses == pytest.approx(alone, rel=1e-5) for losses in in_3d)
+    assert all(losses == pytest.approx(alone, rel=1e-5) for losses in on_eight)
     assert alone[-1] < alone[0]
 
 
@@ -118,7 +118,7 @@ def _first_and_last(model: str, path: str, steps: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("model", ["BERT", "T5"])
 def test_a_language_model_learns_by_a_nat(tmp_path: Path, model: str) -> None:
-    path = written(tmp_path, config(model, 150, IN_3D))
+    path = written(tmp_path, config(model, 150, ON_EIGHT))
     first, last = on_ranks(8, _first_and_last, model, path, 150, init="deepspeed")[0]
     assert last < first - 1
 
@@ -126,7 +126,7 @@ def test_a_language_model_learns_by_a_nat(tmp_path: Path, model: str) -> None:
 def test_a_masked_autoencoder_halves_its_loss(tmp_path: Path) -> None:
     """Pixels have variance 1: the initial output is as far off as zeros, or farther."""
     folder_of_mae(tmp_path)
-    path = written(tmp_path, config("ViTMAE", 200, IN_3D))
+    path = written(tmp_path, config("ViTMAE", 200, ON_EIGHT))
     first, last = on_ranks(8, _first_and_last, "ViTMAE", path, 200, init="deepspeed")[0]
     assert last < first / 2
 
@@ -139,6 +139,6 @@ def _accuracy(path: str, steps: int) -> float:
 
 
 def test_a_vision_transformer_tells_digits(tmp_path: Path) -> None:
-    path = written(tmp_path, config("ViT", 400, IN_3D))
+    path = written(tmp_path, config("ViT", 400, ON_EIGHT))
     found = on_ranks(8, _accuracy, path, 400, init="deepspeed")
     assert max(found) >= 0.95
