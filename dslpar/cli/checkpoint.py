@@ -21,6 +21,7 @@ from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.core.visible import visible
 from dslpar.language import yaml_io
+from dslpar.linter import check
 from dslpar.linter.report import text as report_text
 from dslpar.reporting import run_dir
 
@@ -261,8 +262,6 @@ exit status: 0 written, 1 cannot be written, 2 wrong usage"""
 
 
 def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from dslpar.linter import check
-
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
     world_size = arguments.world_size(args, cluster, parser, lambda: check.load(args.config))

@@ -39,7 +39,7 @@ from dslpar.core.visible import visible
 from dslpar.launch import commands as launch_commands
 from dslpar.launch import host_findings, preflight
 from dslpar.layout.resolve import Job
-from dslpar.reporting import run_dir
+from dslpar.reporting import run_dir, run_list
 from dslpar.watchdog import marks, rank_monitor
 from dslpar.watchdog.first_failure import JobWatch
 from dslpar.watchdog.marks import Stopped
@@ -346,8 +346,6 @@ def signal_of(code: int) -> int | None:
 
 def _last_checkpoint(output_dir: Path) -> str:
     """Describe the newest checkpoint, for a run that saved none when it stopped; empty if there is no checkpoint."""
-    from dslpar.reporting import run_list  # needed only here
-
     name = run_list.read_run(output_dir).checkpoint if output_dir.is_dir() else ""
     return visible(f"; that saves nothing: --resume goes on from {name}") if name else ""
 
