@@ -24,8 +24,8 @@ dslpar plan CFG --world-size 16 --device a100-80g --trace            # a model w
 dslpar plan CFG --world-size 10240 --dry-run --rank 1023             # build and run one rank's part
 
 Memory is the peak of the fullest rank, and time is per step. A job fits with up to 84 % of the
-device's memory, and is tight with up to 92 %; above that it would thrash or fail. Suggestions keep
-the global batch, and pass lint.
+device's memory, and is tight with up to 100 %; above 92 % it would thrash. Suggestions need at most
+92 %, keep the global batch, and pass lint.
 
 devices: {devices}
 
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.apply is not None:
         return _apply(args, parser, question, made)
     sys.stdout.write(report.FORMATS[args.format](made))
-    return 0 if made.own.fits else 1
+    return 1 if made.own.verdict == "does not fit" else 0
 
 
 def _check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
