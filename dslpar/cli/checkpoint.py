@@ -223,8 +223,12 @@ def _verify(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         )
     else:
         for path, each in damages.items():
-            found = _corrupted(path, each) if each else _suspect(path, suspects[path]) if suspects[path] else None
-            print(visible(f"{path}: intact") if found is None else report_text.block(found, {}))
+            if each:
+                print(report_text.block(_corrupted(path, each), {}))
+            elif suspects[path]:
+                print(report_text.block(_suspect(path, suspects[path]), {}))
+            else:
+                print(visible(f"{path}: intact"))
     return int(any(damages.values()) or any(suspects.values()))
 
 

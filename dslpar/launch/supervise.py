@@ -340,7 +340,12 @@ def signal_of(code: int) -> int | None:
     """
     if code == ssh.FAILED:
         return None
-    number = -code if code < 0 else code - 128 if 128 < code <= 192 else 256 - code if code > 192 else 0
+    if code < 0:
+        number = -code
+    elif code > 192:
+        number = 256 - code
+    else:
+        number = code - 128
     return number if number in set(signal.Signals) else None
 
 
