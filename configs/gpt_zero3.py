@@ -1,5 +1,5 @@
 # deepspeed --num_gpus 4 train.py --config configs/gpt_zero3.py
-# 4 ranks = data 2 * tensor 2; parameters and Adam state are shards in CPU memory, activations are computed twice.
+# 4 ranks = data 2 * tensor 2; parameters and Adam state are sharded in CPU memory, activations are computed twice.
 # 16 samples a step = micro 2 * accumulation 4 * data 2; 2,048 tokens. Checkpoints after 50 and 100 steps; --resume.
 parallel = dict(tensor=dict(size=2, mode="1d", sequence=True))
 model = dict(type="GPT", num_layers=4, hidden_size=128, num_heads=8, vocab_size=256, max_seq_len=128)

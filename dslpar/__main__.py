@@ -17,7 +17,7 @@ def main() -> None:
     except SystemExit as ended:
         if "torch" not in sys.modules:
             raise
-        from dslpar.distributed.bootstrap import exit_process
+        from dslpar.distributed.bootstrap import exit_process  # only ranks need it
 
         exit_process(int(ended.code or 0))
 

@@ -21,6 +21,7 @@ from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.core.visible import visible
 from dslpar.language import yaml_io
+from dslpar.linter import check
 from dslpar.linter.report import text as report_text
 from dslpar.reporting import run_dir
 
@@ -222,8 +223,12 @@ def _verify(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         )
     else:
         for path, each in damages.items():
-            found = _corrupted(path, each) if each else _suspect(path, suspects[path]) if suspects[path] else None
-            print(visible(f"{path}: intact") if found is None else report_text.block(found, {}))
+            if each:
+                print(report_text.block(_corrupted(path, each), {}))
+            elif suspects[path]:
+                print(report_text.block(_suspect(path, suspects[path]), {}))
+            else:
+                print(visible(f"{path}: intact"))
     return int(any(damages.values()) or any(suspects.values()))
 
 
@@ -261,8 +266,6 @@ exit status: 0 written, 1 cannot be written, 2 wrong usage"""
 
 
 def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from dslpar.linter import check
-
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
     world_size = arguments.world_size(args, cluster, parser, lambda: check.load(args.config))

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING
 
 from dslpar.cli import arguments
 from dslpar.core.project import add_trust
+from dslpar.core.suggest import did_you_mean
+from dslpar.provenance import reference, reference_formats
+from dslpar.provenance import text as provenance_text
+from dslpar.provenance.query import Answers
+from dslpar.provenance.subject import Subject
+from dslpar.provenance.values import values_of
+from dslpar.schema.sections_reader import SECTIONS
 
 if TYPE_CHECKING:
-    from dslpar.provenance.subject import Subject
     from dslpar.provenance.values import Value
 
 EPILOG = """\
@@ -54,9 +60,6 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _print_reference(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from dslpar.core.suggest import did_you_mean
-    from dslpar.provenance import reference, reference_formats
-
     if args.operands or args.explain:
         parser.error("--reference takes no config, and at most one key")
     rows = reference.below(args.reference)
@@ -69,10 +72,6 @@ def _print_reference(args: argparse.Namespace, parser: argparse.ArgumentParser) 
 
 
 def _print_values(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from dslpar.provenance import text as provenance_text
-    from dslpar.provenance.subject import Subject
-    from dslpar.provenance.values import values_of
-
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
     (config,) = arguments.load_configs(args, parser)
@@ -96,9 +95,6 @@ def _print_values(args: argparse.Namespace, parser: argparse.ArgumentParser) -> 
 def _explained(
     args: argparse.Namespace, parser: argparse.ArgumentParser, subject: Subject, values: Mapping[str, Value]
 ) -> str:
-    from dslpar.provenance import text as provenance_text
-    from dslpar.provenance.query import Answers
-
     answers = Answers(subject, values)
     found: dict[str, Value] = {}
     for key in args.explain:
@@ -116,9 +112,9 @@ def _yaml(subject: Subject, values: Mapping[str, Value]) -> str:
 
     If no job can be resolved, return only the written values and the defaults.
     """
+    # Both import PyYAML, which no other format needs.
     from dslpar.language import yaml_io
     from dslpar.reporting import run_dir
-    from dslpar.schema.sections_reader import SECTIONS
 
     defaults = {key: yaml_io.portable(value.value) for key, value in values.items() if value.how == "default"}
     if subject.sound and subject.world_size:

@@ -1,7 +1,6 @@
 """`dslpar lint CFG...`: report all findings about configs before anything starts.
 
-Modules that only one format or flag needs (GitHub annotations, SARIF, folders, fixes) are imported when needed, so that
-lint starts fast.
+The modules of SARIF and of fixes, which import much, are imported when needed, so that lint starts fast.
 """
 
 from __future__ import annotations
@@ -12,17 +11,19 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TextIO
 
-from dslpar.cli import arguments
+from dslpar.cli import arguments, lint_targets
 from dslpar.core.errors import Finding
 from dslpar.core.project import Project, add_trust, matches
 from dslpar.core.visible import json_text, visible
+from dslpar.language.limits import MAX_SOURCE_BYTES
 from dslpar.language.load import Config
-from dslpar.linter import check
+from dslpar.linter import check, config_files
 from dslpar.linter.report import text as report_text
+from dslpar.linter.report.github import github
+from dslpar.linter.selection import Selection
 
 if TYPE_CHECKING:
     from dslpar.cli.lint_fix import Linted
-    from dslpar.linter.selection import Selection
 
 STDIN = "stdin.py"
 """The file name of a config from stdin if --stdin-filename is missing. The suffix means that the text is Python."""
@@ -117,7 +118,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     batch: list[Linted] = [(config, findings_of(config)) for config in configs]
     changed = False
     if args.fix or args.diff:
-        from dslpar.cli.lint_fix import Fixer
+        from dslpar.cli.lint_fix import Fixer  # imports tempfile, with the modules of compression
 
         fixer = Fixer(findings_of, arguments.overrides(args), stdin, args.trust)
         batch, changed = fixer.run(batch, paths, write=args.fix)
@@ -177,7 +178,6 @@ class _Settings:
         args, project = self.args, self.project_of(config)
         if not (args.select or args.ignore or project):
             return lambda finding: True
-        from dslpar.linter.selection import Selection
 
         key = project.path if project else ""
         if key not in self.selections:
@@ -200,7 +200,6 @@ def _listing(args: argparse.Namespace, parser: argparse.ArgumentParser, configs:
         return 0
     if args.format not in ("text", "json"):
         parser.error(f"--targets has the formats text and json, not {args.format}")
-    from dslpar.cli import lint_targets
 
     report, refused = lint_targets.listing(configs, args.format)
     # Parts that could not be evaluated may call anything, so errors are printed and count.
@@ -232,11 +231,9 @@ def _report(
 ) -> str:
     """Return the findings in the requested format."""
     if args.format == "github":
-        from dslpar.linter.report.github import github
-
         return github(findings, os.environ)
     if args.format == "sarif":
-        from dslpar.linter.report.sarif import sarif
+        from dslpar.linter.report.sarif import sarif  # imports hashlib and urllib
 
         return sarif(findings, sources, paths, status, os.environ)
     if args.statistics and args.format == "json":
@@ -255,7 +252,6 @@ def _read_stdin(args: argparse.Namespace, parser: argparse.ArgumentParser) -> di
         return {}
     if len(arguments.config_paths(args, parser)) > 1:
         parser.error("`-` cannot be combined with other configs")
-    from dslpar.language.limits import MAX_SOURCE_BYTES
 
     data = sys.stdin.buffer.read(MAX_SOURCE_BYTES + 1)
     try:
@@ -278,8 +274,6 @@ def _load_configs(
     overrides = arguments.overrides(args)
     if not (args.configs_only or any(os.path.isdir(path) for path in paths)):
         return [check.load(path, overrides, texts, args.trust) for path in paths], ""
-    from dslpar.linter import config_files
-
     excluded = settings.excludes
     files = [
         file

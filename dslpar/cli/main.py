@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from dslpar.core.argument_parser import ArgumentParser
+from dslpar.core.suggest import did_you_mean
+from dslpar.core.version import VERSION
 
 COMMANDS: Mapping[str, str] = {
     "init": "write a starter config, from flags or a few questions",
@@ -46,9 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] not in COMMANDS:
         return _no_command(argv)
-    # Without this line, argparse asks gettext for translations. dslpar has none, but gettext imports `locale` and
-    # searches folders, which takes 4 % of a start.
-    setattr(argparse, "_", str)  # noqa: B010  (typeshed does not know the name)
     name, *argv = argv
     command = importlib.import_module(f"dslpar.cli.{_KEYWORDS.get(name, name)}")
     description = COMMANDS[name]
@@ -66,8 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.enable()
     parser = ArgumentParser(prog=f"dslpar {name}", description=description, formatter_class=_formatter)
     command.add_arguments(parser)
-    # parse_intermixed_args also formats the usage, which takes 5 % of a start. It is needed only if operands stand on
-    # both sides of a flag, and for mistakes.
+    # parse_intermixed_args, which allows operands on both sides of a flag, knows no defaults when it formats help.
     args, rest = parser.parse_known_args(argv)
     if rest:
         args = parser.parse_intermixed_args(argv)
@@ -76,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Format help at a fixed width: to query the terminal, argparse would import shutil and its compression modules."""
+    """Format help at a fixed width, so that it is the same on every terminal and in docs."""
     return argparse.RawDescriptionHelpFormatter(prog, width=100)
 
 
@@ -97,13 +95,9 @@ def _no_command(
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     if argv and not argv[0].startswith("-"):
-        from dslpar.core.suggest import did_you_mean
-
         hint = did_you_mean(argv[0], commands) or f"the commands are {', '.join(commands)}"
         parser.error(f"unknown command {argv[0]!r}; {hint}")
     if parser.parse_args(argv).version:
-        from dslpar.core.version import VERSION
-
         print("dslpar", VERSION)
         return 0
     parser.print_help()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
+from textwrap import wrap
 
-from dslpar.cli import arguments
+from dslpar.cli import arguments, plan_apply, plan_dry_run, plan_trace
 from dslpar.core.project import add_trust
+from dslpar.forecast.device import DEVICES
 from dslpar.forecast.machine import MachineError, machine_of
 from dslpar.linter import check
 from dslpar.planner import planning, report
@@ -22,8 +24,8 @@ dslpar plan CFG --world-size 16 --device a100-80g --trace            # a model w
 dslpar plan CFG --world-size 10240 --dry-run --rank 1023             # build and run one rank's part
 
 Memory is the peak of the fullest rank, and time is per step. A job fits with up to 84 % of the
-device's memory, and is tight with up to 92 %; above that it would thrash or fail. Suggestions keep
-the global batch, and pass lint.
+device's memory, and is tight with up to 100 %; above 92 % it would thrash. Suggestions need at most
+92 %, keep the global batch, and pass lint.
 
 devices: {devices}
 
@@ -32,8 +34,6 @@ exit status: 0 it fits (or is tight), 1 it does not fit, or lint finds errors, 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    from dslpar.forecast.device import DEVICES
-
     parser.epilog = EPILOG.format(devices="\n".join(_wrapped(list(DEVICES))).lstrip())
     arguments.add_operands(parser)
     arguments.add_world(parser)
@@ -69,8 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _wrapped(names: list[str]) -> list[str]:
-    from textwrap import wrap
-
     return wrap(", ".join(names), width=98, initial_indent="  ", subsequent_indent="  ")
 
 
@@ -78,7 +76,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Print the plan, or write one of its suggestions."""
     _check_flags(args, parser)
     if args.calibrate:
-        from dslpar.cli import plan_calibrate
+        from dslpar.cli import plan_calibrate  # reads runs, which needs PyYAML
 
         return plan_calibrate.run(args, parser)
     sources: dict[str, str] = {}
@@ -101,15 +99,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if job is None:
         return 1
     if args.dry_run:
-        from dslpar.cli import plan_dry_run
-
         return plan_dry_run.run(job, args.rank, args.format, parser)
     try:
         machine = machine_of(job, args.device, args.nodes_of, cluster, args.calibration)
         costs_of = None
         if args.trace:
-            from dslpar.cli import plan_trace
-
             traced = plan_trace.traced(job, parser)
             if traced is None:
                 return 1
@@ -123,7 +117,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.apply is not None:
         return _apply(args, parser, question, made)
     sys.stdout.write(report.FORMATS[args.format](made))
-    return 0 if made.own.fits else 1
+    return 1 if made.own.verdict == "does not fit" else 0
 
 
 def _check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -150,8 +144,6 @@ def _path(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
 def _apply(
     args: argparse.Namespace, parser: argparse.ArgumentParser, question: planning.Question, made: planning.Plan
 ) -> int:
-    from dslpar.cli import plan_apply
-
     suggestions = made.repairs or made.layouts
     if args.apply > len(suggestions):
         parser.error(f"--apply {args.apply}: there are {len(suggestions)} suggestions")

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from dslpar.cli import arguments
 from dslpar.cli.action import import_with_torch
 from dslpar.core.project import add_trust
-from dslpar.core.visible import visible, visible_lines
+from dslpar.core.visible import json_text, visible, visible_lines
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.parity import certificate
+from dslpar.parity.small_mesh import axes_of
 
 if TYPE_CHECKING:
     from dslpar.parity.prove import Proof
@@ -199,8 +200,6 @@ def certificate_of(
     proof: Proof, config: Config, job: Job, request: dict[str, Any] | None = None
 ) -> certificate.Certificate:
     """Return a proof's certificate."""
-    from dslpar.parity.small_mesh import axes_of
-
     model: Any = job.spec.model
     difference = proof.first_difference
     return certificate.Certificate(
@@ -249,8 +248,6 @@ def _text(proof: Proof, config: Config, job: Job) -> str:
 
 
 def _write(path: Path, made: certificate.Certificate, parser: argparse.ArgumentParser) -> None:
-    from dslpar.core.visible import json_text
-
     try:
         path.write_text(json_text(made.as_dict()), encoding="utf-8")
     except OSError as error:

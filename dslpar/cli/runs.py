@@ -239,7 +239,7 @@ def _plot(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if output.suffix == ".svg":
             run_dir.write_atomically(output, plot_svg.draw(panels, args.x, log))
         else:
-            from dslpar.reporting import plot_png
+            from dslpar.reporting import plot_png  # needs matplotlib, which is optional
 
             plot_png.write(output, panels, args.x, log)
     except OSError as error:

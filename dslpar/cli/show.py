@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.format != "html":
         sys.stdout.write(show.FORMATS[args.format](job, made))
         return 0
-    from dslpar.planner import page
+    from dslpar.planner import page  # reads runs, which needs PyYAML
 
     html = page.as_html(job, made)
     if args.output_dir is None:

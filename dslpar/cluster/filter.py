@@ -53,7 +53,9 @@ def filter_hosts(cluster: Cluster, text: str, flag: Flag) -> Cluster:
                 "select hosts so that at least one slot is left",
             )
         )
-    return cluster._replace(filter_errors=tuple(errors)) if errors else cluster._replace(hosts=hosts, filtered=True)
+    if errors:
+        return cluster._replace(filter_errors=tuple(errors))
+    return cluster._replace(hosts=hosts, filtered=True)
 
 
 def as_deepspeed(hosts: Sequence[Host]) -> str:
@@ -79,8 +81,12 @@ def _errors(part: str, location: Location, known: Mapping[str, Host]) -> Iterato
     if match is None:
         yield FilterError("syntax", location, f"{part[:40]!r} selects nothing", _GRAMMAR)
     elif match[1] not in known:
-        near = only_near(match[1], known)
-        hint = f"did you mean {near!r}?" if near else f"choose from {', '.join(list(known)[:4])}" if known else _GRAMMAR
+        if near := only_near(match[1], known):
+            hint = f"did you mean {near!r}?"
+        elif known:
+            hint = f"choose from {', '.join(list(known)[:4])}"
+        else:
+            hint = _GRAMMAR
         yield FilterError("host", location, f"unknown host {match[1]}", hint)
     elif match[2]:
         slots = known[match[1]].slots
@@ -96,12 +102,16 @@ def _errors(part: str, location: Location, known: Mapping[str, Host]) -> Iterato
 
 def _apply(hosts: Sequence[Host], named: Mapping[str, set[int]], flag: Flag) -> Iterator[Host]:
     """Yield the remaining hosts. A name without slots selects the whole host."""
+    includes = flag == "--include"
     for host in hosts:
-        if host.name not in named or not named[host.name]:  # named without slots, or not named
-            if (host.name in named) == (flag == "--include"):
+        slots = named.get(host.name)
+        if slots is None:  # not named
+            if not includes:
                 yield host
-            continue
-        meant = named[host.name]
-        devices = tuple(slot for slot in range(host.slots) if (slot in meant) == (flag == "--include"))
-        if devices:
-            yield host._replace(slots=len(devices), devices=devices if len(devices) < host.slots else None)
+        elif not slots:  # named as a whole
+            if includes:
+                yield host
+        else:
+            devices = tuple(slot for slot in range(host.slots) if (slot in slots if includes else slot not in slots))
+            if devices:
+                yield host._replace(slots=len(devices), devices=devices if len(devices) < host.slots else None)

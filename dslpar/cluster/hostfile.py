@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from dslpar.cluster import nodelist
 from dslpar.core.errors import Location
 
 Syntax = Literal["slots", "colon", "name", "list"]
@@ -147,8 +148,6 @@ def _with_max_slots(host: Host, most: str | None, line: str) -> Iterator[Host | 
     elif "[" not in host.name:
         yield host
     else:
-        from dslpar.cluster import nodelist  # few hostfiles have a node list
-
         try:
             names = nodelist.expand(host.name)
         except ValueError:

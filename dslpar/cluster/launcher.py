@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from dslpar.cluster.command import NOTHING, Command
+from dslpar.core.catalog import finding
 
 if TYPE_CHECKING:
     from dslpar.cluster.request import Context
@@ -78,8 +79,6 @@ class Launcher(NamedTuple):
 
 def same_devices_on_all_hosts(context: Context) -> Iterator[Finding]:
     """Find hosts with different selections of accelerators. mpirun sets the same CUDA_VISIBLE_DEVICES on all hosts."""
-    from dslpar.core.catalog import finding
-
     if len({host.devices for host in context.hosts}) > 1:
         message = f"{context.request.launcher} gives all hosts the same accelerators, but the hosts' selections differ"
         yield finding("HST219", message, "--launcher deepspeed or torchrun")

@@ -42,7 +42,7 @@ _COMPOUND = {"tensor": TENSOR_AXES, "x": ("d", "q")}
 
 
 @keeping_hash
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Tensor:
     """Cuboid of one tensor group, and the sharding of activations on it. x = d * q, and d is the slower axis."""
 

@@ -23,11 +23,15 @@ from __future__ import annotations
 
 import argparse
 import os.path
+import re
 import sys
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.suggest import did_you_mean
 
 FILE = "pyproject.toml"
 _MAX_BYTES = 1 << 20
@@ -72,7 +76,6 @@ def matches(path: str, patterns: tuple[str, ...], base: str = FILE) -> bool:
     """Return whether a pattern matches a path or one of its folders, by name or by path from `base`'s folder."""
     if not patterns:
         return False
-    from fnmatch import fnmatchcase
 
     parts = os.path.relpath(os.path.abspath(path), os.path.dirname(os.path.abspath(base))).split(os.sep)
     ways = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
@@ -216,8 +219,6 @@ _KINDS = {
 
 
 def _mistakes(table: Mapping[str, Any], path: str, text: str) -> Iterator[Finding]:
-    from dslpar.core.suggest import did_you_mean
-
     for key, value in table.items():
         if key not in _KINDS:
             hint = did_you_mean(key, _KINDS) or f"the keys are {', '.join(_KINDS)}"
@@ -228,10 +229,6 @@ def _mistakes(table: Mapping[str, Any], path: str, text: str) -> Iterator[Findin
 
 def _finding(path: str, text: str, key: str, message: str, hint: str) -> Finding:
     """Make a finding at the key's line, searched from the table's header on."""
-    import re
-
-    from dslpar.core.catalog import finding
-
     table = re.search(r"""tool["'\s]*\.["'\s]*dslpar|\bdslpar["'\s]*[.=]""", text)
     start = table.start() if table else 0
     written = rf"""^[^#\n=]*?(?<![\w-])["']?({re.escape(key)})["']?\s*[].=]"""

@@ -56,7 +56,7 @@ def json_text(value: object) -> str:
     Lone surrogates (bytes of a file name that are not UTF-8) become the text of their escape: no encoding has them, and
     strict parsers refuse them.
     """
-    import json
+    import json  # guards escape text, and start without it
 
     text = _LONE_SURROGATE.sub(lambda found: found[1] or r"\\", json.dumps(value, indent=2))
     return re.sub(r"#(?=#\w*\[)", r"\\u0023", text) + "\n"

@@ -14,13 +14,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
+from dslpar.data import tokens
+from dslpar.data.arrow import ArrowRows, Table, find_arrow
 from dslpar.data.blend_parts import at_part, blend_identity, holds_out, part_jobs, weights_of
+from dslpar.data.chat_source import ConversationRange, find_conversations
 from dslpar.data.corpus import FileSlice, check_has_length, check_number, load_corpus
+from dslpar.data.image_files import Images, find_images
+from dslpar.data.mapped_text import MappedText
+from dslpar.data.own_data import find_own, own_samples
+from dslpar.data.token_source import TokenRange, find_tokens
 from dslpar.layout.resolve import Job
 from dslpar.reporting.logging import log
 from dslpar.schema.datasets import (
     BlendData,
     ChatData,
+    Data,
     HuggingFaceData,
     ImageData,
     MaskedTextData,
@@ -34,13 +42,7 @@ from dslpar.schema.sections import OtherModel
 from dslpar.schema.vocabularies import span_lengths
 
 if TYPE_CHECKING:
-    from dslpar.data.arrow import ArrowRows
-    from dslpar.data.chat_source import ConversationRange
-    from dslpar.data.image_files import Images
     from dslpar.data.order import Samples
-    from dslpar.data.token_source import TokenRange
-    from dslpar.data.tokens import Ids
-    from dslpar.schema.datasets import Data
 
 
 class Part(NamedTuple):
@@ -88,31 +90,23 @@ def find_source(job: Job) -> Source:
         DslparError: files are missing, or there is too little data for a sample or for a step.
     """
     if isinstance(job.spec.data, ImageData):
-        from dslpar.data.image_files import find_images
-
         images = find_images(job)
         return Source(Part(True, images=images), Part(False, images=images), images.identity, images.identity)
     if isinstance(job.spec.data, TokensData):
-        from dslpar.data.token_source import find_tokens
-
-        tokens = find_tokens(job)
+        split = find_tokens(job)
         return Source(
-            *(Part(True, tokens=tokens.train), Part(False, tokens=tokens.held_out)),
-            *(tokens.train.identity, f"{tokens.train.identity} {tokens.held_out.identity}"),
+            *(Part(True, tokens=split.train), Part(False, tokens=split.held_out)),
+            *(split.train.identity, f"{split.train.identity} {split.held_out.identity}"),
         )
     if isinstance(job.spec.data, HuggingFaceData):
         return _find_rows(job)
     if isinstance(job.spec.data, OtherData):
-        from dslpar.data.own_data import find_own
-
         own = find_own(job)
         parts = Part(True, dataset=own.train), Part(False, dataset=own.held_out)
         return Source(*parts, own.identities[0], " ".join(own.identities))
     if isinstance(job.spec.data, BlendData):
         return _find_blend(job)
     if isinstance(job.spec.data, ChatData):
-        from dslpar.data.chat_source import find_conversations
-
         said = find_conversations(job)
         return Source(
             *(Part(True, conversations=said.train), Part(False, conversations=said.held_out)),
@@ -125,8 +119,6 @@ def find_source(job: Job) -> Source:
 
 
 def _find_rows(job: Job) -> Source:
-    from dslpar.data.arrow import find_arrow
-
     data = job.spec.data
     assert isinstance(data, HuggingFaceData)
     train, held_out = find_arrow(job)
@@ -172,9 +164,8 @@ def _extra_identity(job: Job) -> list[str]:
     kind = [] if type_name(data) == "text" else [type_name(data)]
     if data.tokenizer is None:
         return kind
-    from dslpar.data.tokens import vocabulary
 
-    tokenizer = vocabulary(job).tokenizer
+    tokenizer = tokens.vocabulary(job).tokenizer
     return [*kind, tokenizer.digest if tokenizer is not None else ""]
 
 
@@ -196,13 +187,10 @@ def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
 
         return TokenSamples(job, part.tokens)
     if isinstance(data, OtherData):
-        from dslpar.data.own_data import own_samples
-
         return own_samples(job, part.dataset, inputs, _decoder_start(job))
     if part.parts:
         return _blend(job, part, inputs)
     if isinstance(data, HuggingFaceData) and data.text_column is None:
-        from dslpar.data.arrow import Table
         from dslpar.data.columns import ColumnSamples
 
         assert part.rows is not None
@@ -228,7 +216,7 @@ def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
 
 def _text_samples(job: Job, part: Part) -> tuple[Samples, int]:
     """Return the samples of a text, and its number of tokens."""
-    from dslpar.data import mapped_text, masked, spans, text, tokens
+    from dslpar.data import masked, spans, text
 
     data, seed, found = job.spec.data, job.spec.train.seed, tokens.vocabulary(job)
     if isinstance(data, MaskedTextData):
@@ -242,15 +230,12 @@ def _text_samples(job: Job, part: Part) -> tuple[Samples, int]:
     elif found.tokenizer is not None:
         ids = tokens.read_ids(part.files, found, ends=True)
     else:
-        mapped = mapped_text.MappedText(job, part.files)
+        mapped = MappedText(job, part.files)
         return text.TextSamples(mapped, job.seq_len), len(mapped)
     return text.TextSamples(ids, job.seq_len), len(ids)
 
 
-def _ids_of_rows(job: Job, part: Part) -> Ids:
-    from dslpar.data import tokens
-    from dslpar.data.arrow import Table
-
+def _ids_of_rows(job: Job, part: Part) -> tokens.Ids:
     data = job.spec.data
     assert isinstance(data, HuggingFaceData)
     assert data.text_column is not None

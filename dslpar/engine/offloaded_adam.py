@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch import nn
 
 from dslpar.distributed import collectives
@@ -64,8 +65,6 @@ def _computes_on_device() -> bool:
 
 def _load_error() -> str:
     """Load the op, which may compile it; return why that failed, or "" if it loaded."""
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
     try:
         DeepSpeedCPUAdam([torch.zeros(1)])
     except (RuntimeError, OSError) as error:  # its constructor wraps any compiler failure in a RuntimeError

@@ -10,9 +10,12 @@ fits the constants to your own runs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
+
+from dslpar.core.json_values import mapping, parse
 
 FORMAT = 2
 """Version of the calibration file. Version 1 had no `collective_launch_s`: it was part of `layer_launch_s`."""
@@ -132,7 +135,6 @@ def dump(constants: Constants, error: Error = ERROR, num_runs: int = 0) -> str:
     """Return the text of a calibration file: constants, errors, and the number of runs that they were fitted to."""
     values = {item.name: getattr(constants, item.name) for item in fields(constants)}
     whole = {"format": FORMAT, "num_runs": num_runs, "error": error._asdict(), "constants": values}
-    import json  # most plans do not need a calibration
 
     return json.dumps(whole, indent=1) + "\n"
 
@@ -145,8 +147,6 @@ def load(path: str) -> tuple[Constants, Error]:
         ValueError: the file is not a calibration or has another format. Or one of its values has an unknown name, is
             not a number, or is out of bounds.
     """
-    from dslpar.core.json_values import mapping, parse
-
     with open(path, "rb") as file:
         read = mapping(parse(file.read()), "the file", "format", "constants")
     if read["format"] != FORMAT:
@@ -164,8 +164,6 @@ def _numbers(values: object, at: str, bounds: Mapping[str, tuple[float, float]])
     Raises:
         ValueError: a name has no bounds, or its value is not a number within them.
     """
-    from dslpar.core.json_values import mapping
-
     found = {}
     for name, value in mapping(values, at).items():
         if name not in bounds:

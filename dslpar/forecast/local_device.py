@@ -23,7 +23,7 @@ def local_device() -> Device | None:
     names = {name for folder in folders if (name := _model(os.path.join(NVIDIA, folder, "information")))}
     if len(names) != 1:
         return None
-    from dslpar.forecast.device import device_of_driver
+    from dslpar.forecast.device import device_of_driver  # its table is needed only where there is a driver
 
     return device_of_driver(names.pop())
 

@@ -5,17 +5,18 @@
 
 The verdict depends on the share of the device's memory that the fullest rank needs at its peak:
 
-============  ===============  ==================================================================
-verdict       forecast share   nanotron's 2,400 runs on 80 GB cards
-============  ===============  ==================================================================
-fits          up to 84 %       nearly all ran at full speed
-tight         84 to 92 %       few runs, most of which ran
-does not fit  above 92 %       ten of the eleven runs that became five times slower, or failed
-============  ===============  ==================================================================
+============  ===============  ========================================================
+verdict       forecast share   nanotron's 2,436 runs on 80 GB cards
+============  ===============  ========================================================
+fits          up to 84 %       1,215 of 1,331 ran at full speed
+tight         84 to 92 %       31 of 46 ran at full speed
+..            92 to 100 %      7 of 47 ran at full speed: it *thrashes*
+does not fit  above 100 %      3 of 1,012 ran at full speed
+============  ===============  ========================================================
 
-A step becomes slower near the end of the memory because the allocator frees cached blocks and allocates them again. 168
-published runs, from several frameworks, are the fastest of their kind. None of them is above 92 %
-(`python -m benchmarks.forecast_memory`).
+A step thrashes near the end of the memory: the allocator frees cached blocks and allocates them again. No layout that
+thrashes is suggested, and FIT102 warns of it. FIT101 reports what does not fit. 168 published runs, from several
+frameworks, are the fastest of their kind. None of them is above 92 % (`python -m benchmarks.forecast_memory`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from dslpar.forecast.workload import Workload
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
-COMFORTABLE, TIGHT = 0.84, 0.92
+COMFORTABLE, FULL = 0.84, 1.0
 """Shares of a device's memory: a layout fits up to the first, and is tight up to the second."""
+AT_FULL_SPEED = 0.92
+"""Share of a device's memory up to which a step runs at the forecast speed. Above it, a step thrashes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +99,14 @@ class Forecast:
         return verdict_of(self.share)
 
     @property
+    def thrashes(self) -> bool:
+        """Return whether a step would be slower than forecast, or fail: the verdict is "does not fit", or nearly so."""
+        return self.share > AT_FULL_SPEED
+
+    @property
     def fits(self) -> bool:
-        """Return whether the layout can run at the forecast speed: True for the verdicts "fits" and "tight"."""
-        return self.share <= TIGHT
+        """Return whether a step runs at the forecast speed; the opposite of `thrashes`."""
+        return not self.thrashes
 
     @property
     def tokens(self) -> int:
@@ -119,10 +127,10 @@ class Forecast:
 
 
 def verdict_of(share: float) -> Verdict:
-    """Return the verdict on a share of the device's memory."""
+    """Return the verdict on a share of the device's memory: the only place that decides what fits."""
     if share <= COMFORTABLE:
         return "fits"
-    return "tight" if share <= TIGHT else "does not fit"
+    return "tight" if share <= FULL else "does not fit"
 
 
 def forecast(workload: Workload, machine: Machine) -> Forecast:
@@ -132,7 +140,7 @@ def forecast(workload: Workload, machine: Machine) -> Forecast:
 
 
 class Fitting:
-    """Forecasts the workloads of one layout (`dslpar.forecast.candidate.Alike`), and rejects those that do not fit.
+    """Forecasts the workloads of one layout (`dslpar.forecast.candidate.Alike`), and rejects those that thrash.
 
     Values that these workloads share are cached. Only the pipeline ranks that usually need the most memory are tested:
     the first, which has the most micro-batches in flight, the last, which has the head, and the one with the most
@@ -140,13 +148,13 @@ class Fitting:
     """
 
     def __init__(self, machine: Machine) -> None:
-        self.machine, self._most = machine, TIGHT * machine.device.memory_bytes
+        self.machine, self._most = machine, AT_FULL_SPEED * machine.device.memory_bytes
         self._ranks: list[int] = []
         self._replicas: ReplicaTerms | None = None
         self._resting: dict[tuple[int, bool], AtRest] = {}
 
     def forecast(self, workload: Workload) -> Forecast | None:
-        """Return the forecast of a workload; None if a tested rank does not fit."""
+        """Return the forecast of a workload; None if a tested rank thrashes, or does not fit."""
         self._ranks = self._ranks or _fullest_ranks(workload)
         memory = []
         for rank in self._ranks:

@@ -6,6 +6,7 @@
 
 The search tries all tensor modes and sizes, pipelines, stages per rank, schedules, ZeRO stages, micro-batches and
 recomputation. For long sequences it tries each form of context parallelism. The global batch stays the same.
+A layout that *fits* here is one that does not thrash (`Forecast.thrashes`).
 
 Some layouts are left out before their time is computed, because they are illegal or cannot be the best:
 

@@ -6,6 +6,7 @@ The name of a builtin evaluates to a `Reference`, as do imported names and their
 from __future__ import annotations
 
 import ast
+import builtins
 from itertools import islice
 
 from dslpar.core.errors import Location
@@ -47,8 +48,6 @@ def name(ev: Evaluator, node: ast.Name) -> Located:
 
 def undefined(ev: Evaluator, name: str) -> ConfigError:
     """Make the error of a name that is not bound."""
-    import builtins
-
     if hasattr(builtins, name):
         return ConfigError("CFG003", f"{name!r} is not part of the config language", BUILTIN_HINTS.get(name, ""))
     close = did_you_mean(name, islice([*ev.globals.names, *BUILTINS], MAX_SUGGESTED))

@@ -11,6 +11,7 @@ import os.path
 from collections.abc import Callable
 
 from dslpar.core.suggest import nearest
+from dslpar.core.trust import is_standard_library, known_kind
 from dslpar.language.call import Call
 from dslpar.language.errors import WRITE_VALUE, ConfigError, UnknownError
 from dslpar.language.formatting import to_text
@@ -68,8 +69,6 @@ def _not_callable(name: str, call: Call) -> ConfigError:
 
 def _equivalent(name: str, call: Call) -> str:
     """Return the language's equivalent of a Python or numpy function or of a class, as a hint; empty if it has none."""
-    from dslpar.core.trust import is_standard_library, known_kind  # imported here: only a mistake needs it
-
     owner, _, last = name.rpartition(".")
     package = name.partition(".")[0]
     if owner in ("math", "os.path", "builtins"):

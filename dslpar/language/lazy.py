@@ -12,6 +12,8 @@ every call that a program describes with `LazyCall`. Calls of a config must be t
 
 from __future__ import annotations
 
+import importlib
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -20,6 +22,8 @@ from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.core.project import trusted_packages
 from dslpar.core.trust import is_standard_library, refusal, why_not
 from dslpar.language.errors import ConfigError, finding
+from dslpar.language.finder import find_config
+from dslpar.language.load import load
 from dslpar.language.tree import TARGET, Node, Reference
 
 PROGRAM = Location("<program>")
@@ -205,9 +209,6 @@ def _walk(reference: Reference | str, location: Location) -> Iterator[Any]:
 
 def _import_longest(parts: list[str], location: Location) -> tuple[object, list[str]]:
     """Import the deepest module of a dotted name; return it and the remaining attribute names."""
-    import importlib
-    import logging
-
     for end in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:end])
         try:
@@ -232,9 +233,6 @@ def _not_found(message: str, location: Location) -> DslparError:
 
 def get_config(name: str) -> Settings:
     """Load a config file, searched in the working directory, its parents, and the shipped configs."""
-    from dslpar.language.finder import find_config
-    from dslpar.language.load import load
-
     try:
         config = load(find_config(name, "here.py"))
     except ConfigError as error:

@@ -18,6 +18,7 @@ from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Location
 from dslpar.language.errors import BudgetError, ConfigError, finding
 from dslpar.language.export import export
 from dslpar.language.load_session import Session
+from dslpar.language.overrides import apply_overrides
 from dslpar.language.source import Source, read_source
 from dslpar.language.statements import evaluate
 from dslpar.language.tree import Node
@@ -123,8 +124,6 @@ def _load(
         complete = names is not None
         if names is not None:
             if overrides:
-                from dslpar.language.overrides import apply_overrides  # most loads have none
-
                 apply_overrides(overrides, shorthands, names, session)
             root, unknown = export(names, start, session)
     except BudgetError as error:
@@ -146,7 +145,7 @@ def _load(
 
 def _names(source: Source, key: str, session: Session) -> dict[str, Binding] | None:
     if source.path.endswith(YAML_ENDINGS):
-        from dslpar.language.yaml_io import read_names
+        from dslpar.language.yaml_io import read_names  # needs PyYAML
 
         return read_names(source, session)
     parsed = session.parse_text(source, key)

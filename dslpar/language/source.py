@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import warnings
 from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
@@ -137,8 +138,6 @@ def parse(source: Source) -> ast.Module:
 
 def parse_quietly(text: str, path: str, mode: str = "exec") -> Any:
     """Call `ast.parse` without printing its warnings about the author's file (invalid escapes, `1is`)."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text, path, mode)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dslpar.cluster import network
+from dslpar.core.version import VERSION
 from dslpar.watchdog.processes import pids
 
 JOB = "DSLPAR_JOB"
@@ -102,8 +103,6 @@ def versions() -> dict[str, str]:
 
 def _own_version() -> str:
     """Return dslpar's version and a digest of its sources, since checkouts of one version may differ."""
-    from dslpar.core.version import VERSION
-
     package, total = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(path for folder in (package, package / "layers") for path in folder.rglob("*.py")):
         total.update(path.relative_to(package).as_posix().encode() + path.read_bytes())

@@ -39,7 +39,7 @@ from dslpar.core.visible import visible
 from dslpar.launch import commands as launch_commands
 from dslpar.launch import host_findings, preflight
 from dslpar.layout.resolve import Job
-from dslpar.reporting import run_dir
+from dslpar.reporting import run_dir, run_list
 from dslpar.watchdog import marks, rank_monitor
 from dslpar.watchdog.first_failure import JobWatch
 from dslpar.watchdog.marks import Stopped
@@ -340,14 +340,17 @@ def signal_of(code: int) -> int | None:
     """
     if code == ssh.FAILED:
         return None
-    number = -code if code < 0 else code - 128 if 128 < code <= 192 else 256 - code if code > 192 else 0
+    if code < 0:
+        number = -code
+    elif code > 192:
+        number = 256 - code
+    else:
+        number = code - 128
     return number if number in set(signal.Signals) else None
 
 
 def _last_checkpoint(output_dir: Path) -> str:
     """Describe the newest checkpoint, for a run that saved none when it stopped; empty if there is no checkpoint."""
-    from dslpar.reporting import run_list  # needed only here
-
     name = run_list.read_run(output_dir).checkpoint if output_dir.is_dir() else ""
     return visible(f"; that saves nothing: --resume goes on from {name}") if name else ""
 

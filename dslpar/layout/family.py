@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar, cast
 
 from dslpar.core.mesh import Tensor
-from dslpar.layout import listed_layers
+from dslpar.layout import listed_layers, transformers_sizes
 from dslpar.layout.decision import Decision
 from dslpar.layout.divisors import Condition, batch, sequence
 from dslpar.layout.stages import EvenWeights, Weights
@@ -58,11 +58,10 @@ def splits_sequences(model: Model | OtherModel) -> bool:
     config = model.transformers
     if config is None:
         return False
-    from dslpar.layout.transformers_sizes import beyond_masks
-    from dslpar.schema.transformers_policies import POLICIES
+    from dslpar.schema.transformers_policies import POLICIES  # reads a table
 
     policy = POLICIES.get(config.model)
-    return not any(beyond_masks(config.values)) and not (policy and policy.own_attention)
+    return not any(transformers_sizes.beyond_masks(config.values)) and not (policy and policy.own_attention)
 
 
 def conditions(model: Model | OtherModel, cuboid: Tensor, seq_len: int = 0, micro_size: int = 0) -> list[Condition]:
@@ -77,8 +76,6 @@ def conditions(model: Model | OtherModel, cuboid: Tensor, seq_len: int = 0, micr
 
 def transformers_conditions(model: OtherModel, cuboid: Tensor, seq_len: int) -> list[Condition]:
     """Return the divisibility conditions of a transformers model; the keys are those of `model.config`."""
-    from dslpar.layout import transformers_sizes  # imported here: most configs use one of dslpar's own models
-
     return [
         *(
             each._replace(key=f"model.config.{each.key}")
@@ -93,7 +90,7 @@ def pipeline_weights(model: Model | OtherModel, method: str, seq_len: int) -> We
     if isinstance(model, Model):
         return layout_of(model).pipeline_weights(model, method, seq_len)
     if model.transformers is not None:
-        from dslpar.layout import transformers_costs
+        from dslpar.layout import transformers_costs  # few configs
 
         return transformers_costs.pipeline_weights(model.transformers, method, seq_len)
     return listed_layers.weights(model, method)

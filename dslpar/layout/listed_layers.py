@@ -47,7 +47,7 @@ def are_all_of_torch(model: OtherModel) -> bool:
     >>> are_all_of_torch(OtherModel(target="Sequential", args={"layers_cfg": [dict(type="Linear"), dict(type="a.B")]}))
     False
     """
-    from dslpar.schema.torch_layers import LAYERS
+    from dslpar.schema.torch_layers import LAYERS  # imported here, as below: most configs list no layers
 
     names = [str(layer.get("type", layer.get("_target_"))) for layer in model.layers or ()]
     return bool(names) and all(name.removeprefix("torch.nn.") in LAYERS for name in names)
@@ -59,6 +59,6 @@ def class_names(model: OtherModel) -> list[str]:
 
 
 def _num_with_parameters(names: Sequence[str]) -> int:
-    from dslpar.schema.torch_layers import LAYERS  # imported here: most configs list no layers
+    from dslpar.schema.torch_layers import LAYERS
 
     return sum(name not in LAYERS or LAYERS[name].parameters for name in names)

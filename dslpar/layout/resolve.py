@@ -212,8 +212,9 @@ def seq_len_of(spec: Spec) -> int:
     if spec.data.seq_len or isinstance(spec.model, Model):
         return spec.data.seq_len or spec.model.longest_sample  # type: ignore[union-attr]
     config = spec.model.transformers
-    # Not the class's default of about 131,072 tokens, which no author asked for.
-    return (config.longest_sequence if config is not None and config.given("positions") else None) or 0
+    if config is None or not config.given("positions"):
+        return 0  # not the class's default of about 131,072 tokens, which no author asked for
+    return config.longest_sequence or 0
 
 
 def run_name(path: str) -> str:

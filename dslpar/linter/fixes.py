@@ -8,8 +8,10 @@ be no new error. If this fails, each fix is tried by itself, and refused if lint
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -151,8 +153,6 @@ def write(path: str, before: bytes, text: str) -> None:
     Raises:
         OSError: the file is read-only (even in a writable folder), or has changed since it was linted.
     """
-    import tempfile
-
     real = os.path.realpath(path)
     with open(real, "rb") as file:
         if file.read() != before:
@@ -178,8 +178,6 @@ def write(path: str, before: bytes, text: str) -> None:
 
 def diff(repairs: Iterable[Repair]) -> Iterator[str]:
     """Yield the lines of a unified diff, as `patch` takes them."""
-    import difflib
-
     for repair in repairs:
         # Not splitlines(), which also splits at form feeds and the like.
         before, after = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (repair.before, repair.after))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from dslpar.core.catalog import read_pages
 from dslpar.core.errors import Finding, Location
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import Rule
@@ -83,6 +84,4 @@ def codes() -> list[str]:
 
 def pages() -> list[Rule | Page]:
     """Return the rules, and the pages of findings that only a run can make."""
-    from dslpar.core.catalog import read_pages
-
     return [*RULES, *read_pages()]

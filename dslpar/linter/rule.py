@@ -32,7 +32,7 @@ class Rule(NamedTuple):
         Raises:
             FileNotFoundError: the rule has no page file.
         """
-        from importlib.resources import files
+        from importlib.resources import files  # only `explain` and SARIF read pages
         from inspect import getdoc
 
         page = files(self.check.__module__.rpartition(".")[0]) / "pages" / f"{self.code}.md"

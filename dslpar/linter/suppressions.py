@@ -15,12 +15,15 @@ Reporting unused comments is mypy's `warn_unused_ignores`.
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Fix, Location
+from dslpar.core.suggest import did_you_mean
 from dslpar.language.load import YAML_ENDINGS
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
@@ -87,9 +90,6 @@ def _parsed(match: re.Match[str], path: str, line: int, column: int) -> Comment:
 
 def _python_comments(text: str) -> Iterator[tuple[int, int, str]]:
     """Yield the line, column and text of each comment of a Python source."""
-    import io
-    import tokenize
-
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
@@ -100,7 +100,7 @@ def _python_comments(text: str) -> Iterator[tuple[int, int, str]]:
 
 def _yaml_comments(text: str) -> Iterator[tuple[int, int, str]]:
     """Yield as `_python_comments`, for YAML: a comment begins with a `#` after a blank, outside all scalars."""
-    import yaml
+    import yaml  # only configs in YAML
 
     scalars: list[tuple[int, int]] = []
     try:
@@ -254,8 +254,6 @@ class Suppressions:
 
     def _suggestion(self, code: Code) -> str:
         """Return "did you mean ...?", or an empty string."""
-        from dslpar.core.suggest import did_you_mean
-
         if code.text not in self._suggestions:
             suggest = len(self._suggestions) < _MOST_SUGGESTIONS
             self._suggestions[code.text] = did_you_mean(code.text, self._rules) if suggest else ""

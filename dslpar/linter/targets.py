@@ -14,6 +14,7 @@ from dslpar.core import trust
 from dslpar.core.errors import Location
 from dslpar.language.tree import Node, Reference
 from dslpar.schema import datasets, families, sections
+from dslpar.schema.class_sections import IDLE_HANDLERS
 
 KINDS = {
     "model": "a torch.nn.Module or dslpar.models.LayeredModel",
@@ -119,7 +120,7 @@ def _model(name: str) -> str:
 
 
 def _layer(name: str) -> str:
-    from dslpar.schema.torch_layers import LAYERS
+    from dslpar.schema.torch_layers import LAYERS  # imported here, as below: the module reads a table
 
     return f"torch.nn.{name}" if name in LAYERS else _full(name)
 
@@ -147,8 +148,6 @@ def _lr_scheduler(name: str) -> str:
 
 
 def _gradient_handler(name: str) -> str:
-    from dslpar.schema.class_sections import IDLE_HANDLERS
-
     return "" if name.rpartition(".")[2] in IDLE_HANDLERS else _full(name)
 
 

@@ -51,19 +51,21 @@ def _group(entry: Entry) -> object:
     keeps_its_name = not entry.to or (above and to_name == name)
     if not (entry.key and keeps_its_name and (above or entry.why)):
         return entry.key, entry.to, entry.why, entry.location
-    section = above if entry.to else entry.key.partition(".")[0] if above else ""
+    section = entry.key.partition(".")[0] if above and not entry.to else above
     return entry.location.path, entry.why, section, to_above
 
 
 def _all_of(keys: Sequence[str]) -> str:
     """Return several keys as one: `train.{seed, amp.enabled}`, or a list of top-level keys."""
+    if len(keys) == 1:
+        return keys[0]
     above = keys[0].split(".")[:-1]
     while above and not all(key.startswith(".".join(above) + ".") for key in keys):
         above.pop()
     names = [key.removeprefix(".".join(above) + ".") for key in keys]
     more = f", and {len(names) - MAX_LISTED} more (--format json lists them)" if len(names) > MAX_LISTED else ""
     listed = ", ".join(names[:MAX_LISTED]) + more
-    return ".".join(above) + ".{" + listed + "}" if above and len(keys) > 1 else listed if len(keys) > 1 else keys[0]
+    return ".".join(above) + ".{" + listed + "}" if above else listed
 
 
 def as_json(made: Import, out: str | None, findings: Sequence[Finding]) -> str:

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dslpar.core.version import VERSION
 from dslpar.language.load import Config
 
 PROVED, DIFFERS, REFUSED = "proved", "differs", "refused"
@@ -92,8 +93,6 @@ def digest(config: Config, world_size: int) -> str:
 
 def versions(transformers: bool = False) -> dict[str, str]:
     """Return the versions that a proof depends on."""
-    from dslpar.core.version import VERSION
-
     found = {"dslpar": VERSION, "python": platform.python_version()}
     for name in ("torch", "deepspeed", *(("transformers",) if transformers else ())):
         found[name] = metadata.version(name)

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dslpar import checkpoint
+from dslpar.checkpoint.full_state_dict import local_piece
 from dslpar.core.errors import DslparError
 from dslpar.data.loader import Loader
 from dslpar.data.order import Samples
@@ -143,7 +145,6 @@ def _rank(
         lrs.append(engine.lr)
     if saves:
         _save(engine, saves)
-    from dslpar.checkpoint.full_state_dict import local_piece
 
     weights = {name: _held(p, local_piece(p)) for name, p in engine.named_parameters()}
     return RankResult(groups.rank, losses, norms, gradients, weights, lrs)
@@ -204,16 +205,12 @@ def in_folder(job: Job, folder: str) -> Job:
 
 
 def _save(engine: Engine, folder: str) -> None:
-    from dslpar import checkpoint
-
     Path(folder).mkdir(parents=True, exist_ok=True)
     engine.job = in_folder(engine.job, folder)
     checkpoint.save(engine, "samples")
 
 
 def _load(engine: Engine, folder: str) -> None:
-    from dslpar import checkpoint
-
     engine.job = in_folder(engine.job, folder)
     stored = checkpoint.find_checkpoint(engine.job, engine.groups.axis("pipe", "data", "tensor"))
     assert stored is not None, "the run before has saved"

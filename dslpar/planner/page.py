@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dslpar.forecast.device import GIB
-from dslpar.forecast.plan import COMFORTABLE, TIGHT, Forecast
+from dslpar.forecast.plan import AT_FULL_SPEED, COMFORTABLE, FULL, Forecast
 from dslpar.layout.resolve import Job
 from dslpar.planner import show
 from dslpar.planner.pictures import losses, memory, mesh, stages, traffic
@@ -101,8 +101,8 @@ def _hash(text: str) -> str:
 
 
 _SHARES = (
-    f"Up to {100 * COMFORTABLE:.0f} % of the device's memory a step fits; "
-    f"above {100 * TIGHT:.0f} % it would thrash, or fail."
+    f"Up to {100 * COMFORTABLE:.0f} % of the device's memory a step fits; up to {100 * FULL:.0f} % it is tight, and "
+    f"above {100 * AT_FULL_SPEED:.0f} % it thrashes."
 )
 _NO_DEVICE = "No device is known; <code>cluster.device=h100-80g</code> names one."
 

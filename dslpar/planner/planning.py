@@ -48,7 +48,7 @@ class Plan:
     """Forecast of the config's own layout."""
     machine: Machine
     repairs: tuple[Suggestion, ...]
-    """The smallest changes that make the config fit; empty if it fits."""
+    """The smallest changes that make the config fit, or no longer tight; empty if it fits."""
     layouts: tuple[Suggestion, ...]
     """The fastest layouts that fit, in order of their time."""
     num_legal: int
@@ -153,8 +153,8 @@ def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
         return any(each <= known[key] for each in seen)
 
     for option in found.repairs(covered):
-        if found.own.forecast.fits and option.forecast.verdict != "fits":
-            continue  # a tight layout does not repair a tight one
+        if not found.own.forecast.thrashes and option.forecast.verdict != "fits":
+            continue  # a tight layout repairs only one that thrashes
         keys = set(settings(linted.job, option.candidate))
         if not keys or any(each <= keys for each in seen):
             continue  # an earlier repair with a subset of these keys suffices
@@ -185,7 +185,7 @@ class _Linted:
                 return
 
     def suggestion(self, option: Option) -> Suggestion | None:
-        """Return an option as a suggestion; None if lint refuses it, or if not all of its pipeline ranks fit."""
+        """Return an option as a suggestion; None if lint refuses it, or if one of its pipeline ranks thrashes."""
         candidate = option.candidate
         if candidate not in self._known:
             words = tuple(overrides(self.job, candidate, self.written))
@@ -194,7 +194,7 @@ class _Linted:
                 made is not None and candidate_of(made) == candidate and made.batch.global_size == self._global_size
             )
             whole = Option(candidate=candidate, forecast=forecast(option.forecast.workload, option.forecast.machine))
-            passes = passes and whole.forecast.fits
+            passes = passes and not whole.forecast.thrashes
             self.refused += not passes
             self._known[candidate] = Suggestion(overrides=words, option=whole) if passes else None
         return self._known[candidate]

@@ -12,7 +12,7 @@ from dslpar.core.visible import json_text, visible
 from dslpar.forecast.candidate import Candidate, candidate_of
 from dslpar.forecast.device import GIB
 from dslpar.forecast.model_states import owner_of
-from dslpar.forecast.plan import Forecast
+from dslpar.forecast.plan import AT_FULL_SPEED, Forecast
 from dslpar.forecast.search import Option, leaders
 from dslpar.forecast.stage_memory import StageMemory
 from dslpar.forecast.workload import Workload
@@ -120,7 +120,8 @@ def _own_lines(plan: Plan) -> Iterator[str]:
     where = f"stage {own.binding_rank} needs" if len(own.memory) > 1 else "a rank needs"
     yield ""
     yield f"yours    {describe(own.workload, _candidate(plan))}"
-    yield f"         {_VERDICTS[own.verdict]}: {where} {needs:.1f} of {has:.1f} GiB"
+    thrashes = f"; above {100 * AT_FULL_SPEED:.0f} % it thrashes" if own.verdict == "tight" and own.thrashes else ""
+    yield f"         {_VERDICTS[own.verdict]}: {where} {needs:.1f} of {has:.1f} GiB{thrashes}"
     yield from _waterfall(own)
 
 

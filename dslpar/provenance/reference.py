@@ -25,6 +25,8 @@ from dslpar.layout.deepspeed_config import CHOICES
 from dslpar.schema import datasets, deepspeed_policy, families, sections
 from dslpar.schema.fields import facts_of
 from dslpar.schema.keys import WRITTEN_AS, classes_of, shorthand_of, type_of
+from dslpar.schema.torch_optimizers import OPTIMIZERS
+from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 from dslpar.schema.types import TYPES
 
 
@@ -166,15 +168,11 @@ def _raw_rows() -> Iterator[Row]:
 
 
 def _optimizer_rows() -> Iterator[Row]:
-    from dslpar.schema.torch_optimizers import OPTIMIZERS
-
     for name, row in OPTIMIZERS.items():
         yield from _class_rows("optimizer", name, row.dotted, row.refused, row.args, {})
 
 
 def _scheduler_rows() -> Iterator[Row]:
-    from dslpar.schema.torch_schedulers import LR_SCHEDULERS
-
     for name, row in LR_SCHEDULERS.items():
         defaults = {row.sets_lr: "the optimizer's lr"} | dict.fromkeys(row.required, "required")
         yield from _class_rows("lr_scheduler", name, row.dotted, row.refused, row.args, defaults)

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
+from tqdm import tqdm
+
 from dslpar.core.errors import Finding
 from dslpar.core.visible import visible, visible_lines
 from dslpar.linter.report import text as report_text
@@ -137,7 +139,6 @@ class _Terminal(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, _ONLY_IN_FILE, False):
             return
-        from tqdm import tqdm
 
         tqdm.write(self.format(record), file=sys.stdout)
         sys.stdout.flush()
@@ -148,8 +149,6 @@ def progress_bar(steps: int, done: int, shown: bool) -> tqdm[NoReturn]:
 
     It is visible only if `shown` is True and stderr is a terminal.
     """
-    from tqdm import tqdm
-
     return tqdm(total=steps, initial=done, unit="step", disable=not (shown and sys.stderr.isatty()), leave=False)
 
 

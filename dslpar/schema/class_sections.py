@@ -38,6 +38,7 @@ def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Op
         return None
     if typed.name is not None and typed.name in sections.OPTIMIZERS:
         return reader.fields(sections.OPTIMIZERS[typed.name], typed.entries, node, "optimizer", "optimizer")
+    # Imported here, as below: the module reads a table, and most configs name none of its classes.
     from dslpar.schema.torch_optimizers import OPTIMIZERS, short
 
     name = short(typed.name or "")

@@ -10,6 +10,7 @@ it.
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -34,8 +35,6 @@ def known_as(name: str) -> tuple[str, str]:
 
     Both are empty if no family can build it.
     """
-    import re  # only an unknown model needs it
-
     letters = re.sub(r"[-_. ]", "", name.lower())
     for family, section in sections().items():
         for pattern, fields in getattr(section, "KNOWN_AS", {}).items():

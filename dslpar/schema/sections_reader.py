@@ -87,7 +87,7 @@ def _with_extra(reader: Reader, cls: type, known: str, node: Node, key: str) -> 
     own = {entry.name: entry for entry in entries if entry.name in names}
     extra: dict[str, object] = {}
     if len(own) < len(entries):
-        from dslpar.schema import deepspeed_policy
+        from dslpar.schema import deepspeed_policy  # imported here, as below: it reads a table
 
         types = {**dict.fromkeys(names, ""), **getattr(deepspeed_policy, known, {})}
         extra = reader.typed_values(types, [entry for entry in entries if entry.name not in own])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from importlib import resources
 from typing import Any
 
 
 @cache
 def load_table(name: str) -> dict[str, Any]:
     """Return the table in data/<name>.json."""
-    import json
-    from importlib import resources  # both are imported here, since most configs need no table
-
     text = resources.files("dslpar.schema").joinpath(f"data/{name}.json").read_text(encoding="utf-8")
     table: dict[str, Any] = json.loads(text)
     return table

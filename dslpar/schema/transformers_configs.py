@@ -13,6 +13,7 @@ Llama and `n_embd` in GPT-2.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -155,8 +156,6 @@ def config_of(target: str, args: Mapping[str, Any]) -> TransformersConfig | None
 
 def read_config_json(folder: str) -> ConfigFile:
     """Read a folder's config.json; a mistake is in the result's `problem`."""
-    import json  # most configs name no folder
-
     path = os.path.join(folder, CONFIG_JSON)
     try:
         text = read_bounded(path, MAX_BYTES).decode()

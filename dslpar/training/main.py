@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dslpar.core.errors import DslparError
+from dslpar.data.source import all_counted, find_source
 from dslpar.distributed.distributed_env import DistributedEnv
 from dslpar.distributed.rank_session import SLOW_FACTOR, RankExit, RankSession
 from dslpar.launch.agent import JOB
 from dslpar.layout.resolve import Job
+from dslpar.layout.transformers_data_types import check_data
 from dslpar.linter import check
 from dslpar.reporting import logging, monitors, run_dir
 from dslpar.training.arguments import make_parser
@@ -79,7 +81,7 @@ def _run(loaded: Loaded, rank: RankSession) -> int:
     if request.trains:  # handlers are set before the ranks meet: a scheduler may end a job whose ranks still wait
         rank.monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
     rank.meet(job, monitors.environment(job))
-    from dslpar.training.session import Session
+    from dslpar.training.session import Session  # imports torch, as the modules that `_train` imports
 
     session = Session(job, loaded.config, rank.world, rank.monitor, source.identity)
     session.extend_timeouts()
@@ -94,7 +96,6 @@ def _run(loaded: Loaded, rank: RankSession) -> int:
 
 def _train(loaded: Loaded, session: Session, stored: Checkpoint | None, folder: Path | None) -> int:
     """Build the engine, then train, evaluate, or only build (--dry-run); return the exit status."""
-    from dslpar.data.source import all_counted
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
     from dslpar.training.run_loop import log_complete, log_no_checkpoint, run_loop
@@ -129,9 +130,6 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = 
 
     linted: `dslpar launch` started this rank, and has printed lint's warnings.
     """
-    from dslpar.data.source import find_source
-    from dslpar.layout.transformers_data_types import check_data
-
     config: Config | None = None
     try:
         arguments = make_parser("train.py", "Train what a config describes, on this rank.").parse_intermixed_args(argv)

@@ -144,8 +144,8 @@ class HubLink:
         `hello`: the guard's first message. If `hub` has no secret, the job's secret from `dslpar launch` is used.
         """
         is_open = self.connection is not None and self.connection.open
-        pause_s = SILENCE_S if self.unreachable else BEAT_S
-        if self.left or is_open or not hub or now - self.tried_s < (SILENCE_S if self._handshake else pause_s):
+        pause_s = SILENCE_S if self._handshake or self.unreachable else BEAT_S
+        if self.left or is_open or not hub or now - self.tried_s < pause_s:
             return
         self.give_up()
         self.tried_s, self.wanted_s = now, self.wanted_s or now

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dslpar.cluster import ssh
+from dslpar.cluster import filter, hostfile, ssh
 from dslpar.cluster.command import FILES, LOCALHOST, Command
 from dslpar.cluster.launcher import TORCH_VARIABLES, Launcher
+from dslpar.core.catalog import finding
 
 if TYPE_CHECKING:
     from dslpar.cluster.request import Context
@@ -53,8 +54,6 @@ def _host_flags(context: Context) -> tuple[tuple[str, ...], dict[str, str]]:
     If the user's hostfile is not in DeepSpeed's syntax, a file `hostfile` in that syntax is made. Without --master_addr
     DeepSpeed runs `ssh HOST hostname -I`, even if HOST is this host.
     """
-    from dslpar.cluster import filter, hostfile
-
     facts, cluster = context.facts, context.request.cluster
     if cluster is not None and (context.remote or cluster.filtered):
         own = cluster.readable_by_deepspeed
@@ -112,8 +111,6 @@ def _quote_for_pdsh(word: str) -> str:
 
 
 def _findings(context: Context) -> Iterator[Finding]:
-    from dslpar.core.catalog import finding
-
     facts = context.facts
     if context.remote:
         lines = [line.strip() for line in _users_lines(context)]

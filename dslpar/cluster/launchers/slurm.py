@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dslpar.cluster import nodelist
 from dslpar.cluster.command import Command
 from dslpar.cluster.launcher import Launcher, RankVariables
+from dslpar.core.catalog import finding
 
 if TYPE_CHECKING:
     from dslpar.cluster.request import Context
@@ -18,8 +20,6 @@ def _commands(context: Context) -> Iterator[Command]:
 
     Ranks take MASTER_ADDR from Slurm's node list. If no port is given, they derive it from the job's variables.
     """
-    from dslpar.cluster import nodelist
-
     request = context.request
     flags = [context.facts.programs["srun"], "--nodes", str(len(context.hosts) or 1)]
     flags += ["--ntasks", str(request.world_size), "--ntasks-per-node", str(context.slots)]
@@ -35,8 +35,6 @@ def _commands(context: Context) -> Iterator[Command]:
 
 
 def _findings(context: Context) -> Iterator[Finding]:
-    from dslpar.core.catalog import finding
-
     if any(host.devices for host in context.hosts):
         message = "accelerators are selected, and Slurm assigns them itself"
         yield finding("HST219", message, "whole hosts in --include and --exclude, or --launcher torchrun")

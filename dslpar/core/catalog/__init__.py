@@ -10,6 +10,7 @@ Codes start at 201, except TEN110 and TEN111. The codes of lint rules are in `ds
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn, get_args
 
@@ -65,8 +66,7 @@ def raise_finding(
 
 def split_page(text: str) -> tuple[str, dict[str, str]]:
     """Split a page of the catalogue or of a rule into its summary and the dedented text below each heading."""
-    import re
-    from textwrap import dedent
+    from textwrap import dedent  # compiles patterns, and lint reads no page
 
     summary, *parts = re.split(r"^(\w[\w ]+)::?$", text, flags=re.MULTILINE)
     return summary.strip(), {
@@ -76,7 +76,7 @@ def split_page(text: str) -> tuple[str, dict[str, str]]:
 
 def read_page(code: str) -> Page:
     """Read the page of a code. Raises FileNotFoundError if the catalogue has no such code."""
-    from importlib.resources import files
+    from importlib.resources import files  # as long to import as all of the config language
 
     return _parse((files(__name__) / f"{code}.md").read_text(encoding="utf-8"))
 

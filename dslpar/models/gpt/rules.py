@@ -12,6 +12,7 @@ from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Tensor
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Condition
+from dslpar.layout.nearest import describe, multiples, nearest_attention
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
@@ -46,8 +47,6 @@ def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
     ffn, found = _gpt(cx).ffn_hidden_size, list(divisors.inner_features(_gpt(cx).ffn_size, cx.cuboid))
     broken = _broken(found, "TEN203")
     if ffn is not None and broken:
-        from dslpar.layout.nearest import multiples  # only a mistake needs it, here as below
-
         hint = "nearest legal: " + " or ".join(map(str, multiples(ffn, divisors.common(found))))
         yield cx.problem("model.ffn_hidden_size", _message(cx, "model.ffn_hidden_size", broken), hint)
 
@@ -119,7 +118,6 @@ def _nearest_legal(cx: Context) -> str:
         cuboid = cx.cuboid
     except UnknownValueError:  # another rule reports it; assume one rank, which has the fewest conditions
         cuboid = Tensor()
-    from dslpar.layout.nearest import describe, nearest_attention
 
     choices = nearest_attention(attention_sizes(_gpt(cx)), cuboid)
     return describe(choices, lambda key: _name(cx, f"model.{key}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dslpar.layout.nearest import multiples
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
@@ -41,8 +42,6 @@ def moco_samples_do_not_divide(cx: Context) -> Iterator[Problem]:
     cx.model_of(MoCo)
     size, needed = cx.batch.micro_size, samples(cx.cuboid)
     if size % needed.by:
-        from dslpar.layout.nearest import multiples  # only a mistake needs it
-
         message = f"micro_size {size} does not divide by {needed.why}, over which its heads cut the samples"
         hint = f"batch.micro_size={' or '.join(map(str, multiples(size, needed.by)))}"
         yield cx.problem("batch.micro_size", message, hint)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dslpar.forecast.device import GIB, Device
-from dslpar.forecast.plan import COMFORTABLE, TIGHT, verdict_of
+from dslpar.forecast.plan import AT_FULL_SPEED, COMFORTABLE, verdict_of
 from dslpar.forecast.stage_memory import StageMemory
 from dslpar.reporting.picture import CHAR, WIDTH, Picture, bar, label, upright
 from dslpar.reporting.scale import label as tick_label
@@ -36,7 +36,7 @@ _LIGHT_ON = ("weights", "activations", "buffers")
 def draw(memory: Sequence[StageMemory], device: Device | None) -> Picture:
     """Draw one row per pipeline rank.
 
-    With a device, also draw its memory, and the limits of the verdicts "fits" and "tight".
+    With a device, also draw its memory, the limit of the verdict "fits", and the limit above which a step thrashes.
     """
     limit = device.memory_bytes if device is not None else 0.0
     most = max(*(each.total for each in memory), limit)
@@ -96,7 +96,7 @@ def _labels(memory: StageMemory, rank: int, y: float, wide: float, device: Devic
 
 
 def _limits(device: Device, wide: float, top: float, bottom: float) -> Iterator[str]:
-    for share, anchor, aside in ((COMFORTABLE, "end", -4), (TIGHT, "start", 4)):
+    for share, anchor, aside in ((COMFORTABLE, "end", -4), (AT_FULL_SPEED, "start", 4)):
         x = _LEFT + wide * device.memory_bytes * share
         yield upright(x, top - 16, bottom, "warning")
         yield label(x + aside, top - 9, f"{share:.0%}".replace("%", " %"), "soft", anchor)

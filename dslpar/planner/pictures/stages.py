@@ -38,14 +38,9 @@ class Stage(NamedTuple):
         """Label of the stage's bar."""
         if self.num_layers is None:
             return f"stage {self.number}"
-        layers = (
-            f"layers {self.layers}"
-            if self.num_layers > 1
-            else f"layer {self.layers}"
-            if self.num_layers
-            else "no layer"
-        )
-        return f"stage {self.number}: {layers}"
+        if self.num_layers == 0:
+            return f"stage {self.number}: no layer"
+        return f"stage {self.number}: {'layer' if self.num_layers == 1 else 'layers'} {self.layers}"
 
 
 def stages_of(job: Job) -> list[Stage]:

@@ -15,7 +15,7 @@ from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
 
 if TYPE_CHECKING:
-    from dslpar.forecast.plan import Machine
+    from dslpar.forecast.plan import Forecast, Machine
 
 GIB = 2**30
 
@@ -23,13 +23,17 @@ GIB = 2**30
 @rule("FIT101", "does-not-fit")
 def does_not_fit(cx: Context) -> Iterator[Problem]:
     """A step needs more memory than the device has."""
-    yield from _of_memory(cx, thrashing=False)
+    made = _forecast(cx)
+    if made is not None and made.verdict == "does not fit":
+        yield _problem(cx, made)
 
 
 @rule("FIT102", "thrashes", "warning")
 def thrashes(cx: Context) -> Iterator[Problem]:
     """A step needs so much of the device's memory that the allocator would keep freeing and requesting blocks."""
-    yield from _of_memory(cx, thrashing=True)
+    made = _forecast(cx)
+    if made is not None and made.verdict == "tight" and made.thrashes:
+        yield _problem(cx, made)
 
 
 @rule("FIT103", "unknown-device")
@@ -73,27 +77,28 @@ def known_machine(cx: Context) -> Machine | None:
         raise UnknownValueError("machine") from None  # FIT103 reports an unknown name; else no forecast is needed
 
 
-def _of_memory(cx: Context, thrashing: bool) -> Iterator[Problem]:
-    """Report a step that needs more memory than the device has; with `thrashing`, one that nearly fills it."""
+def _forecast(cx: Context) -> Forecast | None:
+    """Return the forecast of a step; None if the device or the costs of the job are unknown."""
     machine = known_machine(cx)
     if machine is None:
-        return
-    from dslpar.forecast.plan import TIGHT, forecast
+        return None
+    from dslpar.forecast.plan import forecast
     from dslpar.forecast.workload import workload_of
 
     workload = workload_of(cx.job)
     assert workload is not None, "the costs are known"
-    made = forecast(workload, machine)
-    fits, is_tight = made.share <= 1.0, made.share > TIGHT
-    if (fits and is_tight) if thrashing else not fits:
-        memory = made.binding
-        parts = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
-        largest = sorted(((getattr(memory, name), name) for name in parts), reverse=True)[:3]
-        shown = ", ".join(f"{name} {size / GIB:.1f}" for size, name in largest)
-        where = f"stage {made.binding_rank} needs" if len(made.memory) > 1 else "a rank needs"
-        has = machine.device.memory_bytes / GIB
-        message = f"{where} {memory.total / GIB:.1f} GiB of {has:.1f} ({machine.device.name}): {shown}"
-        yield cx.problem(("batch.micro_size", "model"), message, _repair(cx, machine))
+    return forecast(workload, machine)
+
+
+def _problem(cx: Context, made: Forecast) -> Problem:
+    """Make the problem of a step that needs too much memory; it names the largest parts."""
+    memory, device = made.binding, made.machine.device
+    parts = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
+    largest = sorted(((getattr(memory, name), name) for name in parts), reverse=True)[:3]
+    shown = ", ".join(f"{name} {size / GIB:.1f}" for size, name in largest)
+    where = f"stage {made.binding_rank} needs" if len(made.memory) > 1 else "a rank needs"
+    message = f"{where} {memory.total / GIB:.1f} GiB of {device.memory_bytes / GIB:.1f} ({device.name}): {shown}"
+    return cx.problem(("batch.micro_size", "model"), message, _repair(cx, made.machine))
 
 
 def _repair(cx: Context, machine: Machine) -> str:

@@ -284,6 +284,26 @@ def test_a_tight_config_has_repairs_that_fit(tmp_path: Path, capsys: pytest.Capt
         assert repair["bytes"] <= 0.84 * made["device_bytes"]
 
 
+def test_near_the_end_of_memory_it_is_tight_and_thrashes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gpt.py"
+    on_8 = (str(path), "--world-size", "8", "--device", "h100-80g")
+    for hidden in range(4352, 5120, 128):
+        sizes = f"num_layers=24, hidden_size={hidden}, num_heads={hidden // 128}, vocab_size=32000, max_seq_len=2048"
+        path.write_text(
+            f"model = dict(type='GPT', {sizes})\nprecision = 'bf16'\nzero = 1\n"
+            "batch = dict(global_size=64, micro_size=4)\n"
+        )
+        made = record(capsys, *on_8)
+        if made["binding"]["bytes"] > 0.92 * made["device_bytes"]:
+            break
+    assert 0.92 < made["binding"]["bytes"] / made["device_bytes"] <= 1
+    assert made["verdict"] == "tight"
+    assert made["repairs"]
+    assert all(each["bytes"] <= 0.92 * made["device_bytes"] for each in made["repairs"] + made["layouts"])
+    assert main(["plan", *on_8]) == 0
+    assert "GiB; above 92 % it thrashes\n" in capsys.readouterr().out
+
+
 def test_a_moco_is_cut_by_no_pipeline_and_steps_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "moco.py"
     path.write_text(

@@ -82,7 +82,7 @@ def _compared(name: str, layout: str) -> None:
     if name == "resmlp":  # its closed form has no logits, since classes are few
         ours.pop("logits"), expected.pop("logits")
     assert ours == expected
-    if layout != "ring":  # in its backward, the closed form counts only keys, and time_of their gradients
+    if layout != "ring":  # its backward sends gradients in fp32, two elements each, and the closed form counts one
         assert sent.keys() == expected_sent.keys()
         for key, number in sent.items():
             # fp32 numbers, such as a norm's, are elements of twice the size; all-reduces have little else

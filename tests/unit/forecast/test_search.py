@@ -18,7 +18,7 @@ from dslpar.forecast.device import device_named
 from dslpar.forecast.model_states import states
 from dslpar.forecast.part_terms import part_terms
 from dslpar.forecast.part_times import part_times
-from dslpar.forecast.plan import TIGHT, Fitting, Machine, forecast, verdict_of
+from dslpar.forecast.plan import AT_FULL_SPEED, Fitting, Machine, forecast, verdict_of
 from dslpar.forecast.search import leaders, nearest, search
 from dslpar.forecast.search_space import candidates, pins_of, tensors
 from dslpar.forecast.step_time import least_s, step_time
@@ -56,7 +56,7 @@ def workloads() -> Workloads:
 def test_what_fits_is_ranked(workloads: Workloads) -> None:
     found = search(workloads, H100)
     assert len(found.fitting) > 100
-    assert all(option.forecast.share <= TIGHT for option in found.fitting)
+    assert all(option.forecast.share <= AT_FULL_SPEED for option in found.fitting)
     assert all(one.step_s <= other.step_s for one, other in pairwise(found.fitting))
     assert len({option.candidate for option in found.fitting}) == len(found.fitting)
     assert {option.forecast.workload.global_size for option in found.fitting} == {512}
@@ -242,7 +242,7 @@ train = dict(loss_chunks=256)
     ring, ulysses = (forecast(workloads.workload(each), H100) for each in (workloads.own, other))
     assert ring.time.step_s < ulysses.time.step_s
     assert ring.binding.total > 1.02 * ulysses.binding.total
-    memory = (ring.binding.total + ulysses.binding.total) / 2 / TIGHT
+    memory = (ring.binding.total + ulysses.binding.total) / 2 / AT_FULL_SPEED
     small = replace(H100, device=replace(H100.device, memory_gib=memory / 0.995 / 2**30))
     assert (8, "ulysses") in contexts(option.candidate for option in search(workloads, small).fitting)
 
@@ -325,7 +325,7 @@ def test_leaders_differ_by_less_than_the_error(workloads: Workloads) -> None:
 
 @pytest.mark.parametrize(
     ("share", "verdict"),
-    [(0.5, "fits"), (0.84, "fits"), (0.86, "tight"), (0.92, "tight"), (0.93, "does not fit"), (3.0, "does not fit")],
+    [(0.5, "fits"), (0.84, "fits"), (0.86, "tight"), (1.0, "tight"), (1.01, "does not fit"), (3.0, "does not fit")],
 )
 def test_verdicts(share: float, verdict: str) -> None:
     assert verdict_of(share) == verdict

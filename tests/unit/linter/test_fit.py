@@ -9,6 +9,10 @@ import pytest
 
 from dslpar.core.errors import Finding
 from dslpar.forecast import local_device
+from dslpar.forecast.machine import machine_of
+from dslpar.forecast.plan import forecast
+from dslpar.forecast.workload import workload_of
+from dslpar.linter import check
 from tests.support.helps import Linted
 
 SIZES = "num_layers=24, hidden_size=4096, num_heads=32, vocab_size=32000, max_seq_len=2048"
@@ -98,6 +102,24 @@ def test_near_the_end_of_memory_is_a_warning() -> None:
         codes[hidden] = tuple(each.code for each in Linted(text).findings() if each.code.startswith("FIT"))
     order = list(dict.fromkeys(codes.values()))
     assert order == [(), ("FIT102",), ("FIT101",)], "as the model grows"
+
+
+def test_lint_and_plan_give_one_verdict() -> None:
+    """FIT101 and the verdict "does not fit" begin at all of the memory, FIT102 above 92 % of it."""
+    seen = set()
+    for hidden in range(3072, 5120, 128):
+        text = TEXT.replace("micro_size=32", "micro_size=4").replace(
+            "hidden_size=4096, num_heads=32", f"hidden_size={hidden}, num_heads={hidden // 128}"
+        )
+        codes = [each.code for each in Linted(text).findings() if each.code.startswith("FIT")]
+        job = check.check(check.load_text(text, "config.py"), 8, forecasts=False).job
+        workload = workload_of(job)
+        assert workload is not None
+        made = forecast(workload, machine_of(job, calibrated=False))
+        assert ("FIT101" in codes) == (made.verdict == "does not fit") == (made.share > 1.0)
+        assert ("FIT102" in codes) == (0.92 < made.share <= 1.0)
+        seen.add((made.verdict, *codes))
+    assert seen == {("fits",), ("tight",), ("tight", "FIT102"), ("does not fit", "FIT101")}
 
 
 def test_models_without_costs_are_passed_over() -> None:
