@@ -17,7 +17,7 @@ from torch import nn
 from dslpar.core.catalog import raise_finding
 from dslpar.distributed import deepspeed_patches, symmetric_memory
 from dslpar.distributed.groups import Groups, Mpu
-from dslpar.engine import gradient_handlers, mends, optimizers, partition
+from dslpar.engine import deepspeed_patch_table, gradient_handlers, optimizers, partition
 from dslpar.engine.compiled_layers import compile_layers, refuse_lossy_compiler
 from dslpar.engine.engine import Engine
 from dslpar.engine.host_reads import HostReads
@@ -56,18 +56,18 @@ def build_engine(
         DslparError: the model's class does not exist or is not a model, the model cannot be partitioned as the job
             asks, or the device does not compute in `precision`.
     """
-    mends.apply_before()
-    _check_device(job, groups)
-    handlers = gradient_handlers.handler_classes(job)
-    parts = _assemble(job, groups, model or model_from_job(job))
-    job, module = parts.job, parts.module
-    _choose_kernels(job, groups, module)
-    job, ds_engine = _initialize(job, groups, module, optimizer, lr_scheduler)
+    with deepspeed_patch_table.during_initialize():
+        _check_device(job, groups)
+        handlers = gradient_handlers.handler_classes(job)
+        parts = _assemble(job, groups, model or model_from_job(job))
+        job, module = parts.job, parts.module
+        _choose_kernels(job, groups, module)
+        job, ds_engine = _initialize(job, groups, module, optimizer, lr_scheduler)
     if getattr(ds_engine.optimizer, "use_grad_accum_attribute", False) and job.batch.accumulation > 1:
         enable_accumulation_fusion(module)
     late = defer_vectors(module, groups, job.spec)
     host_reads = HostReads(groups, ds_engine.device)
-    mends.apply_after(mends.Built(job, groups, module, ds_engine, late, host_reads))
+    deepspeed_patch_table.apply_after(deepspeed_patch_table.Built(job, groups, module, ds_engine, late, host_reads))
     gradient_handlers.install(ds_engine, handlers)  # last: handlers run first in a step, and norms see their result
     return engine_class(job, groups, ds_engine, parts.model, all_counted, host_reads, parts.by_chunks)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dslpar.engine.mends import MENDS
+from dslpar.engine.deepspeed_patch_table import PATCHES
 from tests.support.paths import ROOT
 from tests.support.runs import start
 
@@ -24,14 +24,14 @@ def test_the_fault_is_still_there(case: Path, tmp_path: Path) -> None:
         pytest.skip("g++ and ninja compile the op")
     found = start([sys.executable, str(case)], idle_s=120, DS_ACCELERATOR="cpu", TMPDIR=str(tmp_path))
     last = found.output.rstrip().rpartition("\n")[2]
-    assert not (found.status == 1 and "fixed" in last), f"mend M{int(case.name[1:3])} can go: {last}"
+    assert not (found.status == 1 and "fixed" in last), f"patch M{int(case.name[1:3])} can go: {last}"
     assert found.status == 0, f"the case fails:\n{found.output}"
     assert "reproduced" in last
 
 
-def test_the_table_of_mends_names_the_cases() -> None:
+def test_the_table_of_patches_names_the_cases() -> None:
     """M1 has an issue already."""
-    named = {mend.number: re.findall(r"docs/upstream/(\S+\.py)", mend.issue) for mend in MENDS}
+    named = {patch.number: re.findall(r"docs/upstream/(\S+\.py)", patch.issue) for patch in PATCHES}
     assert {name for names in named.values() for name in names} == {case.name for case in CASES} - {"m01_shm_op.py"}
     assert all(name.startswith(f"m{number:02d}_") for number, names in named.items() for name in names)
     page = (ROOT / "docs/upstream/README.md").read_text(encoding="utf-8")

@@ -262,21 +262,21 @@ def test_the_readme_is_short() -> None:
     assert (ROOT / "README.md").read_text().count("\n") <= 150
 
 
-def test_every_mend_of_deepspeed_has_a_record_and_a_test() -> None:
-    """docs/architecture.md shows the records; a test fails when DeepSpeed no longer needs the mend."""
-    from dslpar.engine.mends import AFTER, BEFORE, MENDS
+def test_every_patch_of_deepspeed_has_a_record_and_a_test() -> None:
+    """docs/architecture.md shows the records; a test fails when DeepSpeed no longer needs the patch."""
+    from dslpar.engine.deepspeed_patch_table import AFTER, BEFORE, DURING, PATCHES
 
-    patches = [ast.parse(path.read_text()) for path in (ROOT / "dslpar/distributed/deepspeed_patches").glob("*.py")]
-    functions = [node for module in patches for node in module.body if isinstance(node, ast.FunctionDef)]
+    modules = [ast.parse(path.read_text()) for path in (ROOT / "dslpar/distributed/deepspeed_patches").glob("*.py")]
+    functions = [node for module in modules for node in module.body if isinstance(node, ast.FunctionDef)]
     numbers = {node.name: re.match(r"M(\d+)(?=\. )", ast.get_docstring(node) or "") for node in functions}
     there = {(name, int(number[1])) for name, number in numbers.items() if number}
-    assert {(mend.function, mend.number) for mend in MENDS} == there
-    assert len(MENDS) == len(there) > 5
-    for mend in MENDS:
-        text, number = (ROOT / "tests/distributed" / mend.test).read_text(), f"M{mend.number}"
-        assert f"def test_{number.lower()}_" in text or f"{number}:" in text or f"{number})" in text, mend
-        for place in () if mend.where in (BEFORE, AFTER) else mend.where.split(", "):
-            assert f"deepspeed_patches.{mend.function}(" in (ROOT / "dslpar" / place).read_text(), mend
+    assert {(patch.function, patch.number) for patch in PATCHES} == there
+    assert len(PATCHES) == len(there) > 5
+    for patch in PATCHES:
+        text, number = (ROOT / "tests/distributed" / patch.test).read_text(), f"M{patch.number}"
+        assert f"def test_{number.lower()}_" in text or f"{number}:" in text or f"{number})" in text, patch
+        for place in () if patch.where in (BEFORE, DURING, AFTER) else patch.where.split(", "):
+            assert f"deepspeed_patches.{patch.function}(" in (ROOT / "dslpar" / place).read_text(), patch
 
 
 def test_every_test_is_in_one_part_of_prove() -> None:

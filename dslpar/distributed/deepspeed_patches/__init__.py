@@ -1,10 +1,11 @@
-"""Functions that mend DeepSpeed 0.19. Each docstring begins with the mend's number, and describes the fault.
+"""Functions that patch DeepSpeed 0.19. Each docstring begins with the patch's number, and describes the fault.
 
-`dslpar.engine.mends` is the table of all mends: the jobs that need each one, and the test that fails when DeepSpeed no
-longer needs it. `start` has the functions that are called before an engine is built. The other modules are named after
-the part of DeepSpeed that they mend.
+`dslpar.engine.deepspeed_patch_table` lists all patches: the jobs that need each one, and the test that fails when
+DeepSpeed no longer needs it. `start` has the functions that are called before an engine is built. The other modules are
+named after the part of DeepSpeed that they patch.
 """
 
+from dslpar.distributed.deepspeed_patches.mpu import reduce_over_own_mpu, restore_mpu
 from dslpar.distributed.deepspeed_patches.norms import (
     ReadNorms,
     compute_norm_without_zero,
@@ -55,7 +56,9 @@ __all__ = [
     "read_norms_once",
     "reduce_by_stages",
     "reduce_norms_of_all_groups",
+    "reduce_over_own_mpu",
     "register_external_parameters",
+    "restore_mpu",
     "shard_gradients_of_bf16",
     "skip_shm_op",
     "sum_over_sequence",

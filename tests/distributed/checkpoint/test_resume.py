@@ -146,7 +146,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 
 EACH_TIME = {
     "pipe 2, data 2, interleaved 2",
-    "data 2, tensor 2, zero 3, recomputed",  # where DeepSpeed forgets what a layer borrows (mend M9)
+    "data 2, tensor 2, zero 3, recomputed",  # where DeepSpeed forgets what a layer borrows (patch M9)
 }
 """Layouts that `make test` runs: a pipeline and ZeRO 3, each with many other features.
 

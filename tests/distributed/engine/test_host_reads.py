@@ -33,9 +33,9 @@ def test_a_step_waits_for_the_device_once(layout: str) -> None:
     assert (waits.copies, waits.synchronizations) == ([], [])
 
 
-def _without(mend: str) -> Waits:
+def _without(patch: str) -> Waits:
     """Return the waits of a step without that patch."""
-    setattr(deepspeed_patches, mend, lambda *_: None)
+    setattr(deepspeed_patches, patch, lambda *_: None)
     return step_waits("GPT, 1d, data 2, ZeRO 1")
 
 

@@ -80,13 +80,13 @@ def test_a_step_waits_for_the_device_once(name: str) -> None:
     assert (waits.copies, waits.synchronizations) == ([], [])
 
 
-def _without_the_mend(made: Job) -> Waits:
+def _without_the_patch(made: Job) -> Waits:
     deepspeed_patches.read_norms_once = lambda *_: None
     return _step_waits(made)
 
 
 def test_m12_deepspeed_still_reads_a_norm_for_each_parameter() -> None:
-    (waits,) = in_forks(_without_the_mend, [COUNTED["data 2, ZeRO 2, bf16"]])
+    (waits,) = in_forks(_without_the_patch, [COUNTED["data 2, ZeRO 2, bf16"]])
     assert sum("item()**2" in read for read in waits.reads) > 5, waits.reads
 
 
@@ -106,10 +106,10 @@ def _norms(made: Job) -> list[tuple[float, float]]:
     """Return the norm of each group and step, and DeepSpeed's norm of the same gradients."""
     engine = engine_of(made)
     zero = engine.deepspeed.optimizer
-    mended, found = zero.complete_grad_norm_calculation_for_cpu_offload, []
+    patched, found = zero.complete_grad_norm_calculation_for_cpu_offload, []
 
     def both(params: Any) -> Any:
-        norm = mended(params)
+        norm = patched(params)
         found.append((float(norm), float(type(zero).complete_grad_norm_calculation_for_cpu_offload(zero, params))))
         return norm
 

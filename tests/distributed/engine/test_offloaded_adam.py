@@ -103,7 +103,7 @@ def test_m19_a_killed_compilation_still_leaves_torch_s_lock(monkeypatch: pytest.
     lock = tmp_path / "cpu_adam" / "lock"
     lock.parent.mkdir()
     assert FileBaton(str(lock)).try_acquire(), "and its owner is killed"
-    assert not FileBaton(str(lock)).try_acquire(), "torch now removes it: the mend can go"
+    assert not FileBaton(str(lock)).try_acquire(), "torch now removes it: the patch can go"
     found = []
 
     class Builder(OpBuilder):  # type: ignore[misc]  # DeepSpeed ships no types
@@ -176,11 +176,11 @@ def test_m20_the_correction_is_torch_s() -> None:
 pytestmark_op = [pytest.mark.prove, pytest.mark.usefixtures("_op")]
 
 
-def _cpu_adam(p: torch.nn.Parameter, mended: bool = True, **keys: Any) -> Any:
+def _cpu_adam(p: torch.nn.Parameter, patched: bool = True, **keys: Any) -> Any:
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     optimizer = DeepSpeedCPUAdam([p], **keys)
-    if mended:
+    if patched:
         deepspeed_patches.correct_bias_exactly(SimpleNamespace(basic_optimizer=optimizer))  # type: ignore[arg-type]
     return optimizer
 
@@ -213,22 +213,22 @@ class TestOp:
         expected = _stepped(cls([torch.nn.Parameter(initial.double())], **keys), gradients)
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
 
-    def _resumed(self, mended: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _resumed(self, patched: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weights after 60 steps, and the same with another instance for the last 30."""
         gradients, initial = _gradients(60), _gradients(1)[0]
-        whole = _stepped(_cpu_adam(torch.nn.Parameter(initial.clone()), mended, lr=1e-2), gradients)
+        whole = _stepped(_cpu_adam(torch.nn.Parameter(initial.clone()), patched, lr=1e-2), gradients)
         p = torch.nn.Parameter(initial.clone())
-        first = _cpu_adam(p, mended, lr=1e-2)
+        first = _cpu_adam(p, patched, lr=1e-2)
         _stepped(first, gradients[:30])
-        second = _cpu_adam(p, mended, lr=1e-2)
+        second = _cpu_adam(p, patched, lr=1e-2)
         second.state[p] = first.state[p]
         return whole, _stepped(second, gradients[30:])
 
     def test_a_run_that_goes_on_takes_the_same_bits(self) -> None:
-        assert torch.equal(*self._resumed(mended=True))
+        assert torch.equal(*self._resumed(patched=True))
 
     def test_m20_deepspeed_s_own_still_takes_others(self) -> None:
-        assert not torch.equal(*self._resumed(mended=False))
+        assert not torch.equal(*self._resumed(patched=False))
 
     def test_it_still_rounds_the_end_of_a_tensor_otherwise(self) -> None:
         """Once this fails, `_unfit` need not mention tied weights."""

@@ -121,8 +121,8 @@ def test_zero_2_reduces_in_each_backward_and_keeps_few_buckets() -> None:
 # ---- result ----
 
 
-def _weights(made: Job, mends: bool) -> tuple[list[torch.Tensor], list[float]]:
-    if not mends:
+def _weights(made: Job, patches: bool) -> tuple[list[torch.Tensor], list[float]]:
+    if not patches:
         deepspeed_patches.overlap_reduction = lambda *_: None
         deepspeed_patches.accumulate_without_copies = lambda *_: None
     engine = engine_of(made)
@@ -147,8 +147,8 @@ def test_the_result_is_deepspeed_s_to_the_bit(layout: str, stage: int, accumulat
     """Two ranks can add two numbers in one way only. With more ranks, gloo's order depends on positions in a bucket."""
     parallel, world = LAYOUTS[layout]
     made = trained(world, stage, accumulation, dtype, parallel=parallel)
-    with_mends, without = (on_ranks(world, _weights, made, mends, init="deepspeed") for mends in (True, False))
-    for (weights, norms), (expected, expected_norms) in zip(with_mends, without, strict=True):
+    with_patches, without = (on_ranks(world, _weights, made, patches, init="deepspeed") for patches in (True, False))
+    for (weights, norms), (expected, expected_norms) in zip(with_patches, without, strict=True):
         assert norms == expected_norms
         assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
 
@@ -306,8 +306,8 @@ def test_m14_deepspeed_still_waits_for_each_reduction() -> None:
 
 def _bytes_a_parameter(made: Job, without: tuple[str, ...]) -> float:
     """Return the bytes read and written to add the second micro-batch's gradient, counted in torch's dispatcher."""
-    for mend in without:
-        setattr(deepspeed_patches, mend, lambda *_: None)
+    for patch in without:
+        setattr(deepspeed_patches, patch, lambda *_: None)
     zero = engine_of(made).deepspeed.optimizer
     (p, *_) = zero.bit16_groups[0]
     p.grad_accum = torch.full(p.shape, 2.0)

@@ -192,8 +192,8 @@ def test_no_sync_keeps_the_sum_for_the_end(stage: int, pipe: int) -> None:
     assert [norm for _, norm in halves] == pytest.approx(whole, rel=1e-6)
 
 
-def _first_norm(made: Job, mend: bool = True) -> float:
-    if not mend:
+def _first_norm(made: Job, patched: bool = True) -> float:
+    if not patched:
         build.deepspeed_patches.call_before_reduction = lambda ds_engine, first: None  # type: ignore[assignment]
     engine = engine_of(made)
     engine.train_batch(batches(made, engine.groups.coord["data"]))
@@ -204,7 +204,7 @@ def _first_norm(made: Job, mend: bool = True) -> float:
 def test_m18_deepspeed_has_no_place_for_the_sum(stage: int) -> None:
     """Without the patch, gradients stay partial sums."""
     made = trained(SEQUENCE, stage=stage)
-    whole, parts = (on_ranks(2, _first_norm, made, mend, init="deepspeed") for mend in (True, False))
+    whole, parts = (on_ranks(2, _first_norm, made, patched, init="deepspeed") for patched in (True, False))
     assert whole[0] == whole[1]
     assert abs(parts[0] - whole[0]) > 1e-3 * whole[0]
 

@@ -134,7 +134,7 @@ def test_half_precision_is_about_that_of_one_process(stage: int) -> None:
         assert told == [pytest.approx(each, rel=1e-2) for each in alone()]
 
 
-def _without_the_mend(of: Job) -> float:
+def _without_the_patch(of: Job) -> float:
     deepspeed_patches.sum_over_sequence = lambda ds_engine: None  # in this rank alone
     engine = engine_of(of)
     engine.train_batch(fed(of, engine.groups.coord["data"], 0))
@@ -143,7 +143,7 @@ def _without_the_mend(of: Job) -> float:
 
 def test_m21_deepspeed_still_averages_over_a_context_at_zero_3() -> None:
     norm = alone()[0][1]
-    assert on_ranks(2, _without_the_mend, made("context 2", "3"), init="deepspeed") == [pytest.approx(norm / 2)] * 2
+    assert on_ranks(2, _without_the_patch, made("context 2", "3"), init="deepspeed") == [pytest.approx(norm / 2)] * 2
 
 
 # ---- memory and traffic of ranks ----

@@ -1,6 +1,6 @@
 """Covering arrays over `tests.support.layout_factors`: their rows, and how they are generated.
 
-    python -m tests.properties.layouts.arrays                 # mends the arrays: after a change of factors, or of lint
+    python -m tests.properties.layouts.arrays                 # repairs the arrays, after a change of factors or lint
     python -m tests.properties.layouts.arrays --anew daily    # makes one anew; `prove` takes more than ten minutes
 
     rows("daily")           # strength 2, of few families, in up to 8 ranks: `make test`
@@ -278,10 +278,10 @@ def make(name: str) -> list[dict[str, Any]]:
     return _with_fewer_ranks(made, array)
 
 
-def mend(name: str) -> list[dict[str, Any]]:
+def repair(name: str) -> list[dict[str, Any]]:
     """Return the stored rows that are still legal, and new rows for each missing combination."""
     array = ARRAYS[name]
-    held = [legal_row for row in rows(name) if (legal_row := _mended(row, array)) is not None]
+    held = [legal_row for row in rows(name) if (legal_row := _repaired(row, array)) is not None]
     while part := next(missing_of(held, array), None):
         row = _completed(dict(part), array)
         assert row is not None, "a combination that no row can have is not missing"
@@ -289,7 +289,7 @@ def mend(name: str) -> list[dict[str, Any]]:
     return _with_fewer_ranks(held, array)
 
 
-def _mended(row: Row, array: Array) -> dict[str, Any] | None:
+def _repaired(row: Row, array: Array) -> dict[str, Any] | None:
     """Return the row, perhaps with one factor at its plainest level, or None if that does not make it legal."""
     if row.keys() != array.factors.keys() or any(row[name] not in array.factors[name] for name in row):
         return None
@@ -298,7 +298,7 @@ def _mended(row: Row, array: Array) -> dict[str, Any] | None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Mend or make arrays, and write them."""
+    """Repair or make arrays, and write them."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="python -m tests.properties.layouts.arrays", description=__doc__, formatter_class=raw
@@ -308,7 +308,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--anew", action="store_true", help="make them without a look at those that are kept")
     args = parser.parse_args(argv)
     for name in args.names or ARRAYS:
-        made = make(name) if args.anew else mend(name)
+        made = make(name) if args.anew else repair(name)
         refused = [(row, found) for row in made if (found := findings_of(row))]
         for row, found in refused:
             print(f"lint refuses {row}: {found}", file=sys.stderr)

@@ -10,7 +10,7 @@ import pytest
 
 from dslpar.parity.prove import prove
 from tests.properties.layouts import arrays
-from tests.properties.layouts.arrays import ARRAYS, CONSTRAINTS, legal, mend, missing, missing_of, rows
+from tests.properties.layouts.arrays import ARRAYS, CONSTRAINTS, legal, missing, missing_of, repair, rows
 from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.layout_factors import OF_TRANSFORMERS, PLAIN, Row, describe, findings_of, job_of
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
@@ -55,15 +55,15 @@ def test_rows_are_legal(name: str) -> None:
         assert findings_of(row) == [], describe(row)
 
 
-def test_an_array_that_lost_rows_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_that_lost_rows_is_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     """An array that lacks nothing is unchanged."""
     kept = rows("daily")
-    assert mend("daily") == kept
+    assert repair("daily") == kept
     monkeypatch.setattr(arrays, "rows", lambda name: [{**kept[0], "zero": 9}, *kept[1:-9]])
     assert list(missing_of(kept[1:-9], ARRAYS["daily"]))
-    mended = mend("daily")
-    assert list(missing_of(mended, ARRAYS["daily"])) == []
-    assert all(legal(row, ARRAYS["daily"]) and row["zero"] != 9 for row in mended)
+    repaired = repair("daily")
+    assert list(missing_of(repaired, ARRAYS["daily"])) == []
+    assert all(legal(row, ARRAYS["daily"]) and row["zero"] != 9 for row in repaired)
 
 
 def test_what_constraints_leave_out_is_refused_or_means_nothing() -> None:

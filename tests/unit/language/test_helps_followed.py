@@ -285,7 +285,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("name", CASES)
-def test_followed_help_mends(name: str) -> None:
+def test_followed_help_repairs(name: str) -> None:
     case = CASES[name]
     found = [item for item in findings(case.before) if item.severity == "error"]
     assert case.code in [item.code for item in found], found

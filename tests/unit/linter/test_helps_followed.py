@@ -96,7 +96,7 @@ def example_of(rule: Rule) -> Linted:
     return Linted(text, world, tuple(re.findall(r"^# override: (.*)$", text, re.MULTILINE)))
 
 
-def mended(finding: Finding, before: Linted) -> Iterator[tuple[str, Linted]]:
+def repairs(finding: Finding, before: Linted) -> Iterator[tuple[str, Linted]]:
     """Yield the results of a finding's help: each of its alternatives, and the author's answer if there is one."""
     yield from carry_out(finding, before)
     if finding.code in ANSWERS:
@@ -120,16 +120,16 @@ def check_every_alternative(
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_followed_help_mends(rule: Rule) -> None:
+def test_followed_help_repairs(rule: Rule) -> None:
     ignored = () if rule.code in TOO_SMALL else TOO_SMALL
     before = example_of(rule)
     found = [item for item in before.findings(ignored) if item.code == rule.code and item.help]
-    tried = check_every_alternative(found, before, ignored, mended)
+    tried = check_every_alternative(found, before, ignored, repairs)
     assert tried or (rule.severity == "info" and not found), "only an info, in which nothing is wrong, has no help"
 
 
 @pytest.mark.parametrize("text", [text for text, _, _ in SAID])
-def test_followed_help_mends_mistakes_about_classes(text: str) -> None:
+def test_followed_help_repairs_mistakes_about_classes(text: str) -> None:
     """For optimizers, schedulers, handlers and layers, helps with answers of the author are left out."""
     before = Linted(text if "model =" in text else MODEL + text)
     found = [item for item in before.findings(TOO_SMALL) if item.help]

@@ -1,18 +1,24 @@
-"""Mends: changes that dslpar makes to DeepSpeed 0.19 at run time, one record each, with the fault that each removes.
+"""Patches: changes that dslpar makes to DeepSpeed 0.19 at run time, one record each, with the fault that each removes.
 
-    apply_before()                     # of classes and settings that `deepspeed.initialize` reads
-    ds_engine, *_ = deepspeed.initialize(...)
+    with during_initialize():          # of classes and settings that `deepspeed.initialize` reads
+        ds_engine, *_ = deepspeed.initialize(...)
     apply_after(Built(job, groups, module, ds_engine, late, host_reads))
 
-Most mends keep results from depending on the layout. Others avoid errors, hangs or lost time. The functions are in
-`dslpar.distributed.deepspeed_patches`. Comments elsewhere cite a mend by its number, such as M14. A mend's test fails
-as soon as DeepSpeed no longer needs the mend, which can then be removed. `python tools/docs.py` writes the table of
-mends to docs/architecture.md.
+Most patches keep results from depending on the layout. Others avoid errors, hangs or lost time. The functions are in
+`dslpar.distributed.deepspeed_patches`.
+
+A program may use plain DeepSpeed in the same process. Most patches change only dslpar's own engine, or DeepSpeed's
+classes only while that engine is built. The others hold for the whole process; their field `process_wide` says why they
+change no result of other engines.
+
+Comments elsewhere cite a patch by its number, such as M14. A patch's test fails as soon as DeepSpeed no longer needs
+the patch, which can then be removed. `python tools/docs.py` writes the table of patches to docs/architecture.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,7 +35,7 @@ from dslpar.layout.resolve import Job
 
 @dataclass(frozen=True)
 class Built:
-    """An engine that DeepSpeed has initialized, and the parts of its job that mends read."""
+    """An engine that DeepSpeed has initialized, and the parts of its job that patches read."""
 
     job: Job
     groups: Groups
@@ -55,48 +61,51 @@ class Built:
         return self.job.spec.zero.stage == 0 and self.job.spec.precision.dtype == "fp32"
 
 
-BEFORE, AFTER = "before initialize", "after initialize"
+BEFORE, DURING, AFTER = "before initialize", "during initialize", "after initialize"
 
 
-class Mend(NamedTuple):
-    """A mend: the fault in DeepSpeed, the condition and place of the mend, and the test that shows its need."""
+class Patch(NamedTuple):
+    """A patch: the fault in DeepSpeed, the condition and place of the patch, and the test that shows its need."""
 
     number: int
-    """The number by which comments cite the mend: 14 is M14."""
+    """The number by which comments cite the patch: 14 is M14."""
     function: str
     """The function's name in `deepspeed_patches`."""
     wrong: str
-    """The fault without the mend."""
+    """The fault without the patch."""
     condition: str
-    """The condition for the mend, in words; the function itself may check more."""
+    """The condition for the patch, in words; the function itself may check more."""
     where: str
-    """BEFORE, AFTER, or the module that calls the function itself."""
+    """BEFORE (until the process ends), DURING (undone afterwards), AFTER (of dslpar's engine alone), or the modules
+    that call the function themselves, for an object of their own."""
     test: str
-    """The file below tests/distributed that fails when the mend can be removed."""
+    """The file below tests/distributed that fails when the patch can be removed."""
     issue: str = "none known"
     """The issue at github.com/deepspeedai/DeepSpeed, or cases to file as one."""
+    process_wide: str = ""
+    """Why other engines in the process compute the same with the patch; empty if the patch does not reach them."""
     arguments: Callable[[Built], tuple[Any, ...]] = lambda built: ()
     """Returns the function's arguments; for AFTER."""
     applies: Callable[[Built], bool] = lambda built: True
     """Returns whether the function is called; for AFTER."""
 
     @property
-    def apply(self) -> Callable[..., object]:
-        """The function itself."""
+    def apply(self) -> Callable[..., Any]:
+        """The function itself; for DURING, it returns a context manager."""
         return getattr(deepspeed_patches, self.function)  # type: ignore[no-any-return]
 
 
-MENDS = (
-    Mend(
+PATCHES = (
+    Patch(
         3,
         "allow_fp16_on_cpus",
         "fp16 is refused on CPUs on which torch computes it",
         "CPUs",
-        BEFORE,
+        DURING,
         "engine/test_precision.py",
         "docs/upstream/m03_fp16_on_cpus.py",
     ),
-    Mend(
+    Patch(
         1,
         "skip_shm_op",
         "on a CPU, 30 s to compile an op whose all-reduce ignores its group",
@@ -104,8 +113,9 @@ MENDS = (
         BEFORE,
         "engine/test_engine.py",
         "#7625",
+        process_wide="a process has one backend, and of its collectives only inference_all_reduce uses the op",
     ),
-    Mend(
+    Patch(
         19,
         "build_ops_alone",
         "after a start is killed while it compiles an op, every later start waits forever",
@@ -113,26 +123,37 @@ MENDS = (
         BEFORE,
         "engine/test_offloaded_adam.py",
         "docs/upstream/m19_build_lock.py",
+        process_wide="ops are the same; only their compilation waits for another lock",
     ),
-    Mend(
+    Patch(
         2,
         "ignore_deprecated_names",
         "a FutureWarning per rank for old names of collectives",
         "always",
         BEFORE,
         "engine/test_engine.py",
+        process_wide="only two warnings are not printed",
     ),
-    Mend(
+    Patch(
         6,
         "shard_gradients_of_bf16",
         "ZeRO 1 in bf16 all-reduces whole gradients, and raises on a rank that counts no gradient",
         "ZeRO 1 in bf16",
-        BEFORE,
+        DURING,
         "engine/test_precision.py",
         "docs/upstream/m06_bf16_zero1.py",
     ),
+    Patch(
+        22,
+        "restore_mpu",
+        "an engine that is built later without an mpu takes its data ranks from the engine before it, or raises",
+        "always",
+        DURING,
+        "engine/test_plain_deepspeed.py",
+        "docs/upstream/m22_mpu_of_another_engine.py",
+    ),
     # ---- called where a part of the engine is made ----
-    Mend(
+    Patch(
         4,
         "disown_tied_copies",
         "without ZeRO, norms count tied weights twice if both copies are marked as tensor parallel",
@@ -141,7 +162,7 @@ MENDS = (
         "engine/test_engine.py",
         "docs/upstream/m04_tied_norm.py",
     ),
-    Mend(
+    Patch(
         5,
         "tied_gradients",
         "ZeRO 1 in half precision: the copies of tied weights drift apart",
@@ -150,7 +171,7 @@ MENDS = (
         "engine/test_precision.py",
         "docs/upstream/m05_tied_gradients.py",
     ),
-    Mend(
+    Patch(
         10,
         "without_eager_state",
         "ZeRO recreates Adagrad with one parameter group of default settings",
@@ -159,7 +180,7 @@ MENDS = (
         "engine/test_optimizers.py",
         "docs/upstream/m10_adagrad_groups.py",
     ),
-    Mend(
+    Patch(
         17,
         "reduce_by_stages",
         "without ZeRO, gradients of all stages of a rank are reduced after the last backward",
@@ -168,7 +189,18 @@ MENDS = (
         "engine/test_schedules.py",
     ),
     # ---- applied to the initialized engine, in this order ----
-    Mend(
+    Patch(
+        23,
+        "reduce_over_own_mpu",
+        "gradients are averaged over the data ranks of the engine that was built last",
+        "no ZeRO, no pipeline",
+        AFTER,
+        "engine/test_plain_deepspeed.py",
+        "docs/upstream/m23_mpu_of_last_engine.py",
+        arguments=lambda built: (built.ds_engine,),
+        applies=lambda built: built.job.spec.zero.stage == 0 and built.job.mesh.pipe == 1,
+    ),
+    Patch(
         20,
         "correct_bias_exactly",
         "DeepSpeedCPUAdam: a resumed run differs in its last bits",
@@ -178,7 +210,7 @@ MENDS = (
         "docs/upstream/m20_cpu_adam_resume.py",
         arguments=lambda built: (built.ds_engine,),
     ),
-    Mend(
+    Patch(
         8,
         "drop_overflowed_gradients",
         "offloaded ZeRO 1 and 2: after one overflow every later step is skipped",
@@ -188,7 +220,7 @@ MENDS = (
         "docs/upstream/m08_offload_overflow.py",
         arguments=lambda built: (built.ds_engine,),
     ),
-    Mend(
+    Patch(
         21,
         "sum_over_sequence",
         "ZeRO 3 averages partial gradients over sequence parallel ranks instead of summing them",
@@ -198,7 +230,7 @@ MENDS = (
         "docs/upstream/m21_sequence_parallel_sum.py, #6841",
         arguments=lambda built: (built.ds_engine,),
     ),
-    Mend(
+    Patch(
         15,
         "accumulate_without_copies",
         "ZeRO 1 in half precision copies each gradient to fp32 before adding it",
@@ -208,7 +240,7 @@ MENDS = (
         "docs/upstream/m15_gradient_copies.py",
         arguments=lambda built: (built.ds_engine,),
     ),
-    Mend(
+    Patch(
         14,
         "overlap_reduction",
         "ZeRO 1 and 2 reduce gradients while nothing else is computed",
@@ -218,7 +250,7 @@ MENDS = (
         arguments=lambda built: (built.ds_engine, built.groups.zero_axis, built.late),
         applies=lambda built: overlaps_reduction(built.job.spec),
     ),
-    Mend(  # after M14, whose reduction begins once it has run
+    Patch(  # after M14, whose reduction begins once it has run
         18,
         "call_before_reduction",
         "a layer can sum its vectors' gradients over tensor ranks only in each backward",
@@ -228,7 +260,7 @@ MENDS = (
         arguments=lambda built: (built.ds_engine, VectorReduction(built.ds_engine, built.groups).reduce),
         applies=lambda built: bool(built.late),
     ),
-    Mend(
+    Patch(
         16,
         "overlap_param_gather",
         "ZeRO 1 and 2 gather weights while nothing else is computed",
@@ -238,7 +270,7 @@ MENDS = (
         arguments=lambda built: (built.ds_engine, built.groups.zero_axis, built.layers),
         applies=lambda built: built.gathers_under_forward,
     ),
-    Mend(
+    Patch(
         7,
         "reduce_norms_of_all_groups",
         "ZeRO 1 hangs if a stage has fewer parameter groups",
@@ -248,7 +280,7 @@ MENDS = (
         "docs/upstream/m07_norm_hangs.py",
         arguments=lambda built: (built.ds_engine, built.groups.weight_axis),
     ),
-    Mend(  # after M7: it reads what that returns
+    Patch(  # after M7: it reads what that returns
         12,
         "read_norms_once",
         "a host waits for its device five times per step, with offload once per parameter, and launches kernels for "
@@ -261,7 +293,7 @@ MENDS = (
             *(built.ds_engine, built.groups.zero_axis, built.groups.weight_axis, built.host_reads.read),
         ),
     ),
-    Mend(
+    Patch(
         11,
         "compute_norm_without_zero",
         "without ZeRO in fp32, the gradient norm is None, and a pipeline is clipped by the norm of its first stage",
@@ -272,7 +304,7 @@ MENDS = (
         arguments=lambda built: (built.ds_engine, built.groups.weight_axis, built.host_reads.read),
         applies=lambda built: built.has_no_norm,
     ),
-    Mend(
+    Patch(
         9,
         "register_external_parameters",
         "ZeRO 3: another module's parameter is empty after a checkpoint is loaded",
@@ -284,18 +316,26 @@ MENDS = (
         applies=lambda built: built.job.spec.zero.stage == 3,
     ),
 )
-"""All mends, in the order in which they are applied."""
+"""All patches, in the order in which they are applied."""
 
 
-def apply_before() -> None:
-    """Apply all mends of classes and settings that `deepspeed.initialize` reads. Repeated calls are allowed."""
-    for mend in MENDS:
-        if mend.where == BEFORE:
-            mend.apply()
+@contextmanager
+def during_initialize() -> Iterator[None]:
+    """Apply the patches of classes and settings that `deepspeed.initialize` reads; undo, at the end, those of DURING.
+
+    Contexts may be nested, and one may follow another.
+    """
+    with ExitStack() as applied:
+        for patch in PATCHES:
+            if patch.where == BEFORE:
+                patch.apply()
+            elif patch.where == DURING:
+                applied.enter_context(patch.apply())
+        yield
 
 
 def apply_after(built: Built) -> None:
-    """Apply to an initialized engine the mends that its job needs. All ranks must call it together."""
-    for mend in MENDS:
-        if mend.where == AFTER and mend.applies(built):
-            mend.apply(*mend.arguments(built))
+    """Apply to an initialized engine the patches that its job needs. All ranks must call it together."""
+    for patch in PATCHES:
+        if patch.where == AFTER and patch.applies(built):
+            patch.apply(*patch.arguments(built))
