@@ -72,12 +72,13 @@ def generate() -> dict[str, str]:
 
 def with_patches(page: str) -> str:
     """Return a page with the table of patches between its two marks."""
-    rows = ["| | function | without it | applies to | called | upstream issue | test, below tests/distributed |"]
-    rows += ["|---|---|---|---|---|---|---|"]
+    heads = ["", "function", "without it", "applies to", "called", "process-wide", "upstream issue"]
+    rows = [[*heads, "test, below tests/distributed"], ["---"] * 8]
     for each in sorted(PATCHES):
-        cells = [f"M{each.number}", f"`{each.function}`", each.wrong, each.condition, each.where, each.issue, each.test]
-        rows.append(f"| {' | '.join(cells)} |")
-    table = "\n".join([_PATCHES_BEGIN, *rows, _PATCHES_END])
+        reach = f"yes: {each.process_wide}" if each.process_wide else "no"
+        record = [f"M{each.number}", f"`{each.function}`", each.wrong, each.condition, each.where]
+        rows.append([*record, reach, each.issue, each.test])
+    table = "\n".join([_PATCHES_BEGIN, *(f"| {' | '.join(row)} |" for row in rows), _PATCHES_END])
     before, begin, rest = page.partition(_PATCHES_BEGIN)
     _, end, after = rest.partition(_PATCHES_END)
     assert begin, "the page has lost the mark before its table"

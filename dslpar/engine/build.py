@@ -56,13 +56,13 @@ def build_engine(
         DslparError: the model's class does not exist or is not a model, the model cannot be partitioned as the job
             asks, or the device does not compute in `precision`.
     """
-    deepspeed_patch_table.apply_before()
-    _check_device(job, groups)
-    handlers = gradient_handlers.handler_classes(job)
-    parts = _assemble(job, groups, model or model_from_job(job))
-    job, module = parts.job, parts.module
-    _choose_kernels(job, groups, module)
-    job, ds_engine = _initialize(job, groups, module, optimizer, lr_scheduler)
+    with deepspeed_patch_table.during_initialize():
+        _check_device(job, groups)
+        handlers = gradient_handlers.handler_classes(job)
+        parts = _assemble(job, groups, model or model_from_job(job))
+        job, module = parts.job, parts.module
+        _choose_kernels(job, groups, module)
+        job, ds_engine = _initialize(job, groups, module, optimizer, lr_scheduler)
     if getattr(ds_engine.optimizer, "use_grad_accum_attribute", False) and job.batch.accumulation > 1:
         enable_accumulation_fusion(module)
     late = defer_vectors(module, groups, job.spec)

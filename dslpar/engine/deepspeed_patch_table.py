@@ -1,18 +1,24 @@
 """Patches: changes that dslpar makes to DeepSpeed 0.19 at run time, one record each, with the fault that each removes.
 
-    apply_before()                     # of classes and settings that `deepspeed.initialize` reads
-    ds_engine, *_ = deepspeed.initialize(...)
+    with during_initialize():          # of classes and settings that `deepspeed.initialize` reads
+        ds_engine, *_ = deepspeed.initialize(...)
     apply_after(Built(job, groups, module, ds_engine, late, host_reads))
 
 Most patches keep results from depending on the layout. Others avoid errors, hangs or lost time. The functions are in
-`dslpar.distributed.deepspeed_patches`. Comments elsewhere cite a patch by its number, such as M14. A patch's test fails
-as soon as DeepSpeed no longer needs the patch, which can then be removed. `python tools/docs.py` writes the table of
-patches to docs/architecture.md.
+`dslpar.distributed.deepspeed_patches`.
+
+A program may use plain DeepSpeed in the same process. Most patches change only dslpar's own engine, or DeepSpeed's
+classes only while that engine is built. The others hold for the whole process; their field `process_wide` says why they
+change no result of other engines.
+
+Comments elsewhere cite a patch by its number, such as M14. A patch's test fails as soon as DeepSpeed no longer needs
+the patch, which can then be removed. `python tools/docs.py` writes the table of patches to docs/architecture.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,7 +61,7 @@ class Built:
         return self.job.spec.zero.stage == 0 and self.job.spec.precision.dtype == "fp32"
 
 
-BEFORE, AFTER = "before initialize", "after initialize"
+BEFORE, DURING, AFTER = "before initialize", "during initialize", "after initialize"
 
 
 class Patch(NamedTuple):
@@ -70,19 +76,22 @@ class Patch(NamedTuple):
     condition: str
     """The condition for the patch, in words; the function itself may check more."""
     where: str
-    """BEFORE, AFTER, or the module that calls the function itself."""
+    """BEFORE (until the process ends), DURING (undone afterwards), AFTER (of dslpar's engine alone), or the modules
+    that call the function themselves, for an object of their own."""
     test: str
     """The file below tests/distributed that fails when the patch can be removed."""
     issue: str = "none known"
     """The issue at github.com/deepspeedai/DeepSpeed, or cases to file as one."""
+    process_wide: str = ""
+    """Why other engines in the process compute the same with the patch; empty if the patch does not reach them."""
     arguments: Callable[[Built], tuple[Any, ...]] = lambda built: ()
     """Returns the function's arguments; for AFTER."""
     applies: Callable[[Built], bool] = lambda built: True
     """Returns whether the function is called; for AFTER."""
 
     @property
-    def apply(self) -> Callable[..., object]:
-        """The function itself."""
+    def apply(self) -> Callable[..., Any]:
+        """The function itself; for DURING, it returns a context manager."""
         return getattr(deepspeed_patches, self.function)  # type: ignore[no-any-return]
 
 
@@ -92,7 +101,7 @@ PATCHES = (
         "allow_fp16_on_cpus",
         "fp16 is refused on CPUs on which torch computes it",
         "CPUs",
-        BEFORE,
+        DURING,
         "engine/test_precision.py",
         "docs/upstream/m03_fp16_on_cpus.py",
     ),
@@ -104,6 +113,7 @@ PATCHES = (
         BEFORE,
         "engine/test_engine.py",
         "#7625",
+        process_wide="a process has one backend, and of its collectives only inference_all_reduce uses the op",
     ),
     Patch(
         19,
@@ -113,6 +123,7 @@ PATCHES = (
         BEFORE,
         "engine/test_offloaded_adam.py",
         "docs/upstream/m19_build_lock.py",
+        process_wide="ops are the same; only their compilation waits for another lock",
     ),
     Patch(
         2,
@@ -121,15 +132,25 @@ PATCHES = (
         "always",
         BEFORE,
         "engine/test_engine.py",
+        process_wide="only two warnings are not printed",
     ),
     Patch(
         6,
         "shard_gradients_of_bf16",
         "ZeRO 1 in bf16 all-reduces whole gradients, and raises on a rank that counts no gradient",
         "ZeRO 1 in bf16",
-        BEFORE,
+        DURING,
         "engine/test_precision.py",
         "docs/upstream/m06_bf16_zero1.py",
+    ),
+    Patch(
+        22,
+        "restore_mpu",
+        "an engine that is built later without an mpu takes its data ranks from the engine before it, or raises",
+        "always",
+        DURING,
+        "engine/test_plain_deepspeed.py",
+        "docs/upstream/m22_mpu_of_another_engine.py",
     ),
     # ---- called where a part of the engine is made ----
     Patch(
@@ -168,6 +189,17 @@ PATCHES = (
         "engine/test_schedules.py",
     ),
     # ---- applied to the initialized engine, in this order ----
+    Patch(
+        23,
+        "reduce_over_own_mpu",
+        "gradients are averaged over the data ranks of the engine that was built last",
+        "no ZeRO, no pipeline",
+        AFTER,
+        "engine/test_plain_deepspeed.py",
+        "docs/upstream/m23_mpu_of_last_engine.py",
+        arguments=lambda built: (built.ds_engine,),
+        applies=lambda built: built.job.spec.zero.stage == 0 and built.job.mesh.pipe == 1,
+    ),
     Patch(
         20,
         "correct_bias_exactly",
@@ -287,11 +319,19 @@ PATCHES = (
 """All patches, in the order in which they are applied."""
 
 
-def apply_before() -> None:
-    """Apply all patches of classes and settings that `deepspeed.initialize` reads. Repeated calls are allowed."""
-    for patch in PATCHES:
-        if patch.where == BEFORE:
-            patch.apply()
+@contextmanager
+def during_initialize() -> Iterator[None]:
+    """Apply the patches of classes and settings that `deepspeed.initialize` reads; undo, at the end, those of DURING.
+
+    Contexts may be nested, and one may follow another.
+    """
+    with ExitStack() as applied:
+        for patch in PATCHES:
+            if patch.where == BEFORE:
+                patch.apply()
+            elif patch.where == DURING:
+                applied.enter_context(patch.apply())
+        yield
 
 
 def apply_after(built: Built) -> None:

@@ -17,7 +17,7 @@ def import_torch() -> None:
 
 
 @cache
-def import_deepspeed() -> None:
+def import_plain_deepspeed() -> None:
     """Import and look up what a first engine needs: torch's compiler with ZeRO 1 and 2, and more with ZeRO 3."""
     import_torch()
     for name in (
@@ -27,6 +27,15 @@ def import_deepspeed() -> None:
         "deepspeed.runtime.zero.muon.muon_optimizer",
         "deepspeed.utils.pin_memory",
         "torch._subclasses.schema_check_mode",
+    ):
+        import_module(name)
+
+
+@cache
+def import_deepspeed() -> None:
+    """Import what a first engine of dslpar needs."""
+    import_plain_deepspeed()
+    for name in (
         "dslpar.checkpoint.full_state_dict",
         "dslpar.engine.build",
         "dslpar.models.gpt.model",

@@ -246,7 +246,7 @@ def test_the_readme_is_short() -> None:
 
 def test_every_patch_of_deepspeed_has_a_record_and_a_test() -> None:
     """docs/architecture.md shows the records; a test fails when DeepSpeed no longer needs the patch."""
-    from dslpar.engine.deepspeed_patch_table import AFTER, BEFORE, PATCHES
+    from dslpar.engine.deepspeed_patch_table import AFTER, BEFORE, DURING, PATCHES
 
     modules = [ast.parse(path.read_text()) for path in (ROOT / "dslpar/distributed/deepspeed_patches").glob("*.py")]
     functions = [node for module in modules for node in module.body if isinstance(node, ast.FunctionDef)]
@@ -257,7 +257,7 @@ def test_every_patch_of_deepspeed_has_a_record_and_a_test() -> None:
     for patch in PATCHES:
         text, number = (ROOT / "tests/distributed" / patch.test).read_text(), f"M{patch.number}"
         assert f"def test_{number.lower()}_" in text or f"{number}:" in text or f"{number})" in text, patch
-        for place in () if patch.where in (BEFORE, AFTER) else patch.where.split(", "):
+        for place in () if patch.where in (BEFORE, DURING, AFTER) else patch.where.split(", "):
             assert f"deepspeed_patches.{patch.function}(" in (ROOT / "dslpar" / place).read_text(), patch
 
 

@@ -5,6 +5,7 @@ DeepSpeed no longer needs it. `start` has the functions that are called before a
 named after the part of DeepSpeed that they patch.
 """
 
+from dslpar.distributed.deepspeed_patches.mpu import reduce_over_own_mpu, restore_mpu
 from dslpar.distributed.deepspeed_patches.norms import (
     ReadNorms,
     compute_norm_without_zero,
@@ -55,7 +56,9 @@ __all__ = [
     "read_norms_once",
     "reduce_by_stages",
     "reduce_norms_of_all_groups",
+    "reduce_over_own_mpu",
     "register_external_parameters",
+    "restore_mpu",
     "shard_gradients_of_bf16",
     "skip_shm_op",
     "sum_over_sequence",

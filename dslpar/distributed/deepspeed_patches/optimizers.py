@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dslpar.distributed.deepspeed_patches.replacement import replaced
+
 if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
 
 
-def shard_gradients_of_bf16() -> None:
+@contextmanager
+def shard_gradients_of_bf16() -> Iterator[None]:
     """M6. Give ZeRO 1 in bf16 with fp32 accumulation the optimizer that fp16 and ZeRO 2 get.
 
     DeepSpeed chooses BF16_Optimizer, which all-reduces whole gradients (3 (N-1)/N parameters per step, where 2 (N-1)/N
-    suffice), and raises "stack expects a non-empty TensorList" on a rank that owns no parameter.
+    suffice), and raises "stack expects a non-empty TensorList" on a rank that owns no parameter. Other engines in the
+    process keep DeepSpeed's choice.
     """
     from deepspeed.runtime.engine import BFLOAT16, ZERO_OPTIMIZATION, DeepSpeedEngine
 
     original = DeepSpeedEngine._do_optimizer_sanity_check
-    if getattr(original, "shards_bf16", False):
-        return
 
     def patched(self: DeepSpeedEngine, basic_optimizer: object) -> object:
         chosen = original(self, basic_optimizer)
         return ZERO_OPTIMIZATION if chosen == BFLOAT16 and self.zero_optimization() else chosen
 
-    patched.shards_bf16 = True  # type: ignore[attr-defined]
-    DeepSpeedEngine._do_optimizer_sanity_check = patched
+    with replaced(DeepSpeedEngine, "_do_optimizer_sanity_check", patched):
+        yield
 
 
 def drop_overflowed_gradients(ds_engine: DeepSpeedEngine) -> None:

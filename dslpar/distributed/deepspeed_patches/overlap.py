@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from dslpar.distributed.collectives import Axis
+from dslpar.distributed.deepspeed_patches.replacement import replaced
 from dslpar.distributed.gradient_buffer import GradientBuffer
 from dslpar.distributed.gradient_reduction import GradientReduction
 from dslpar.distributed.parameter_gather import ParameterGather
@@ -57,7 +57,7 @@ def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collect
         reduction.finish()
         # After each step DeepSpeed makes all weights views of the flat tensor again, "just to be safe". They already
         # are.
-        with _replaced(zero, "_update_model_bit16_weights", lambda group: None):
+        with replaced(zero, "_update_model_bit16_weights", lambda group: None):
             return step(*args)
 
     zero.step = after_reduction
@@ -121,7 +121,7 @@ def overlap_param_gather(ds_engine: DeepSpeedEngine, data_axis: Axis, layers: Se
 
     def with_gather(*args: object) -> object:
         gather.finish()  # the step writes into tensors being sent; a layer that did not run has not waited
-        with _replaced(stage_1_and_2, "all_gather_dp_groups", gather.start):
+        with replaced(stage_1_and_2, "all_gather_dp_groups", gather.start):
             return step(*args)
 
     zero.step = with_gather
@@ -174,17 +174,6 @@ def call_before_reduction(ds_engine: DeepSpeedEngine, first: Callable[[], None])
     zero = ds_engine.zero_optimization()
     owner, name = (ds_engine.optimizer, "reduce_gradients") if zero else (ds_engine, "buffered_allreduce_fallback")
     setattr(owner, name, _after(first, getattr(owner, name)))
-
-
-@contextmanager
-def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Set an attribute within the context."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _after(first: Callable[[], None], then: Callable[..., object]) -> Callable[..., object]:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dslpar.distributed.deepspeed_patches.replacement import replaced
+
 
 def skip_shm_op() -> None:
     """M1. Keep DeepSpeed from compiling its shared-memory op on a CPU: 30 s, for an all-reduce that ignores its group.
@@ -30,7 +32,8 @@ def ignore_deprecated_names() -> None:
         warnings.filterwarnings("ignore", f"`torch.distributed.{name}` is deprecated", FutureWarning)
 
 
-def allow_fp16_on_cpus() -> None:
+@contextmanager
+def allow_fp16_on_cpus() -> Iterator[None]:
     """M3. Have DeepSpeed accept fp16 on every CPU on which torch computes it, fast or slow, so that it can be tested.
 
     DeepSpeed accepts it only if oneDNN has fast instructions for it.
@@ -39,7 +42,10 @@ def allow_fp16_on_cpus() -> None:
 
     accelerator = get_accelerator()
     if accelerator.device_name() == "cpu" and not accelerator.is_fp16_supported() and _cpu_computes(torch.float16):
-        accelerator.is_fp16_supported = lambda: True
+        with replaced(accelerator, "is_fp16_supported", lambda: True):
+            yield
+    else:
+        yield
 
 
 def _cpu_computes(dtype: torch.dtype) -> bool:

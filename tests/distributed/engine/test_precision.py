@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -222,7 +223,7 @@ def test_m8_an_overflow_is_still_kept_where_the_optimizer_is_offloaded() -> None
 
 
 def _wrapper_of_deepspeed(made: Job) -> str:
-    deepspeed_patches.shard_gradients_of_bf16 = lambda: None
+    deepspeed_patches.shard_gradients_of_bf16 = nullcontext
     deepspeed_patches.overlap_reduction = lambda *_: None  # of the optimizer that it gets with the patch
     return type(engine_of(made).deepspeed.optimizer).__name__
 
