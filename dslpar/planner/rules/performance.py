@@ -235,6 +235,8 @@ def uneven_stages(cx: Context) -> Iterator[Problem]:
     weights = pipeline_weights(model, "cost", seq_len_of(cx.spec))
     if not isinstance(weights, EvenWeights):
         return  # the weights of listed layers depend only on their kinds
+    if not weights.layer:
+        return  # an image smaller than a patch has no tokens; TEN141 reports it
     loads = loads_of_ranks(weights.loads(counts), cx.pipeline.chunks)
     share = imbalance(loads)
     if share > _MOST_IMBALANCE:
