@@ -108,9 +108,9 @@ def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping
 
 def _epoch(made: Import, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Epoch:
     """Return the size of an epoch in samples (--num-samples), with the number of samples per step of the result."""
-    cx = check.check(check.load_text(writer.file_of(made), "<imported>.py"), args.world_size).context
+    layout = check.check(check.load_text(writer.file_of(made), "<imported>.py"), args.world_size).context.layout
     try:
-        size = cx.requested_batch.global_size or cx.batch.global_size
+        size = layout.requested_batch.global_size or layout.batch.global_size
     except UnknownValueError:
         parser.error("--num-samples: the number of samples per step is unknown; --world-size N may help")
     return Epoch(args.num_samples, size)

@@ -30,7 +30,7 @@ def requested_batch(spec: Spec) -> sections.Batch:
 
 
 class KnownSizes(Protocol):
-    """Sizes that the batch depends on, besides the section `batch`. The linter's context raises for an unknown size."""
+    """Sizes that the batch depends on, besides the section `batch`. The linter's layout raises for an unknown size."""
 
     @property
     def data_size(self) -> int:

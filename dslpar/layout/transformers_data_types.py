@@ -62,7 +62,7 @@ def _mismatch(model: Model | OtherModel, data: Data) -> tuple[str, str] | None:
         return None  # the columns, or the class's samples, are known only when it is read
     if types is None or kind in types:
         return None
-    name = getattr(model, "target", model.__class__.__name__).rpartition(".")[2]
+    name = getattr(model, "target", type(model).__name__).rpartition(".")[2]
     inputs = model.INPUTS if isinstance(model, Model) else DECODER_INPUTS
     inputs = POLICIES[name].inputs if name in POLICIES else inputs
     message = f"{name} takes {', '.join(inputs)}, but the data are {_DESCRIBED[kind]}"
@@ -85,7 +85,7 @@ def packing_problem(model: Model | OtherModel, seq_len: int) -> str:
     Results stay the same if positions are relative and attention keeps the conversations apart.
     """
     if isinstance(model, Model):
-        name = model.__class__.__name__
+        name = type(model).__name__
         return "" if model.packs else f"{name} uses a token's position in the row, not in its conversation"
     config = model.transformers
     if config is None:

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dslpar.core.errors import DslparError, Finding, has_errors
+from dslpar.core.project import trusted_packages
 from dslpar.language.load import NO_SHORTHANDS, NO_TEXTS, Config
 from dslpar.language.load import load as evaluate_file
 from dslpar.language.load import load_text as evaluate_text
@@ -68,13 +69,13 @@ class Checked:
             DslparError: lint found an error; the exception holds all findings.
             UnknownValueError: neither a world size nor hosts were given.
         """
-        return self.job_of(self.context.world)
+        return self.job_of(self.context.world.size)
 
     def job_of(self, world_size: int) -> Job:
         """Resolve the job for any world size, even if `check` got none. Raises DslparError as `job` does."""
         if self.has_errors:
             raise DslparError(self.findings)
-        return layout.resolve(self.reading.spec, world_size, self.config.path, self.context.trusted)
+        return layout.resolve(self.reading.spec, world_size, self.config.path, trusted_packages(self.config.trusted))
 
 
 def check(

@@ -25,7 +25,7 @@ def run_rules(cx: Context, rules: Sequence[Rule] = RULES) -> list[Finding]:
     4. Drop the findings that a comment silences, and sort the rest.
     """
     found: set[Finding] = set()
-    if not any("dslpar:" in text for text in cx.sources.values()):
+    if not any("dslpar:" in text for text in cx.config.sources.values()):
         suppressions = None
     else:
         from dslpar.linter.suppressions import Suppressions  # few configs have such comments

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from dslpar.core.errors import Fix, Location
+
+Section = TypeVar("Section")
 
 
 class UnknownValueError(Exception):
@@ -22,3 +24,10 @@ class Problem(NamedTuple):
     """The dotted key as the author wrote it; empty if the problem has no key."""
     fix: Fix | None = None
     """The change that `dslpar lint --fix` makes; None if a person has to decide."""
+
+
+def require(section: object, cls: type[Section]) -> Section:
+    """Return the section if it is an instance of `cls`. Raises UnknownValueError if not, which ends the rule."""
+    if not isinstance(section, cls):
+        raise UnknownValueError(cls.__name__)
+    return section

@@ -129,7 +129,7 @@ class Suppressions:
     def __init__(self, cx: Context, rules: Iterable[Rule]) -> None:
         self._cx = cx
         self._rules = {name: rule for rule in rules for name in (rule.code.lower(), rule.name)}
-        self._comments = [comment for path, text in cx.sources.items() for comment in read(text, path)]
+        self._comments = [comment for path, text in cx.config.sources.items() for comment in read(text, path)]
         self._silenced: dict[Spot, set[str]] = {}
         for comment in self._comments:
             known = {rule.code for rule in map(self._rule, comment.codes) if rule is not None}
@@ -224,7 +224,7 @@ class Suppressions:
     @cached_property
     def _file_alone(self) -> Context | None:
         """The context without a world size and hosts; None with overrides, or if the file was not read to its end."""
-        overridden = COMMAND_LINE in self._cx.sources
+        overridden = COMMAND_LINE in self._cx.config.sources
         return None if overridden or not self._cx.config.complete else self._cx.of_any_world()
 
     # Fixes ---------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class Suppressions:
 
     @cached_property
     def _lines(self) -> Mapping[str, list[str]]:
-        return {path: text.split("\n") for path, text in self._cx.sources.items()}
+        return {path: text.split("\n") for path, text in self._cx.config.sources.items()}
 
 
 def _completes(rule: Rule, cx: Context) -> bool:

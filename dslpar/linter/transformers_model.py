@@ -20,7 +20,7 @@ class TransformersModel:
     """The input of rules about transformers models. Raises UnknownValueError for other models."""
 
     def __init__(self, cx: Context) -> None:
-        config = cx.other_model.transformers
+        config = cx.model.other.transformers
         if config is None:
             raise UnknownValueError("model.config")
         self.cx, self.config = cx, config
@@ -33,7 +33,7 @@ class TransformersModel:
     @property
     def args(self) -> Mapping[str, Any]:
         """The model's keys besides its type."""
-        return self.cx.other_model.args
+        return self.cx.model.other.args
 
     @property
     def known_file(self) -> ConfigFile:

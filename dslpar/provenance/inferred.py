@@ -24,14 +24,14 @@ Decide = Callable[[Subject], Decision | None]
 
 
 def _mode(subject: Subject) -> Decision | None:
-    mode = subject.cx.cuboid.mode
+    mode = subject.cx.tensor.cuboid.mode
     if mode is None:
         return None
     return Decision(mode, "LiBai's form names no mode: its tensor parallelism is '1d'", ("parallel.tensor.size",))
 
 
 def _shape(subject: Subject) -> Decision | None:
-    cuboid = subject.cx.cuboid
+    cuboid = subject.cx.tensor.cuboid
     if cuboid.mode is None:
         return None
     x, y, z = cuboid.shape
@@ -41,7 +41,7 @@ def _shape(subject: Subject) -> Decision | None:
 
 def _option(name: str) -> Decide:
     def decide(subject: Subject) -> Decision | None:
-        cuboid, tensor = subject.cx.cuboid, subject.cx.tensor
+        cuboid, tensor = subject.cx.tensor.cuboid, subject.cx.tensor.section
         if tensor is None or cuboid.mode is None or (name == "impl" and cuboid.mode != "sequence"):
             return None
         return modes.options_of(tensor)[name]
@@ -50,7 +50,7 @@ def _option(name: str) -> Decide:
 
 
 def _context_size(subject: Subject) -> Decision:
-    cuboid = subject.cx.cuboid
+    cuboid = subject.cx.tensor.cuboid
     if cuboid.context > 1:
         why = f"mode {cuboid.mode!r} is context parallelism by another name"
         return Decision(cuboid.context, why, ("parallel.tensor.mode", "parallel.tensor.size"))
@@ -58,7 +58,7 @@ def _context_size(subject: Subject) -> Decision:
 
 
 def _ulysses_size(subject: Subject) -> Decision | None:
-    cuboid, spec = subject.cx.cuboid, subject.reading.spec
+    cuboid, spec = subject.cx.tensor.cuboid, subject.reading.spec
     if cuboid.impl != "hybrid":
         return None
     return modes.ulysses_size_of(spec.parallel.context, cuboid, resolve.heads_of(spec.model))
@@ -72,14 +72,14 @@ def _stages(subject: Subject) -> resolve.Stages:
     parts = ("model", "parallel", "train.dist", "data.seq_len")
     if any(finding.key.startswith(parts) for finding in subject.findings if finding.severity == "error"):
         raise UnknownValueError("stages")
-    found = resolve.stages_of(subject.reading.spec, subject.cx.pipeline)
+    found = resolve.stages_of(subject.reading.spec, subject.cx.pipeline.section)
     if found.counts is None:
         raise UnknownValueError("layers")
     return found
 
 
 def _method(subject: Subject) -> Decision | None:
-    pipeline = subject.cx.pipeline
+    pipeline = subject.cx.pipeline.section
     if pipeline is None or pipeline.size == 1 or pipeline.stage_ids is not None or pipeline.counts is not None:
         return None
     return resolve.method_of(subject.cx.spec, pipeline)
@@ -97,10 +97,10 @@ def _cut(name: str, recomputed: str = "") -> Decide:
     """Make the function that decides a field of `resolve.Stages`; `recomputed` is the reason, for LiBai's keys."""
 
     def decide(subject: Subject) -> Decision | None:
-        if subject.cx.stages == 1:
+        if subject.cx.pipeline.stages == 1:
             return None
-        pipeline, chunks = subject.cx.multi_stage_pipeline, subject.cx.chunks
-        method, layers = resolve.method_of(subject.cx.spec, pipeline).value, subject.cx.num_layers
+        pipeline, chunks = subject.cx.pipeline.multi_stage, subject.cx.pipeline.chunks
+        method, layers = resolve.method_of(subject.cx.spec, pipeline).value, subject.cx.model.num_layers
         sizes = ("parallel.pipeline.size", *(["schedule.num_model_chunks"] if chunks.num > 1 else []))
         layers_key = _layers_key(subject.reading.spec.model)
         value = getattr(_stages(subject), name)
@@ -124,10 +124,10 @@ def _cut(name: str, recomputed: str = "") -> Decide:
 
 def _of_batch(decide: Callable[[sections.Batch, batch.KnownSizes], Decision]) -> Decide:
     def decided(subject: Subject) -> Decision:
-        found = decide(subject.cx.requested_batch, subject.cx)
+        found = decide(subject.cx.layout.requested_batch, subject.cx.layout)
         if "parallel.data.size" in found.sources:
-            whole, micro, accumulation = subject.cx.batch
-            if micro * accumulation * subject.cx.data_size != whole:
+            whole, micro, accumulation = subject.cx.layout.batch
+            if micro * accumulation * subject.cx.layout.data_size != whole:
                 raise UnknownValueError("batch")  # BAT101 reports it
         return found
 
@@ -137,7 +137,7 @@ def _of_batch(decide: Callable[[sections.Batch, batch.KnownSizes], Decision]) ->
 def _num_microbatches(subject: Subject) -> Decision | None:
     if subject.reading.spec.schedule is None:
         return None
-    decided = batch.accumulation_of(subject.cx.requested_batch, subject.cx)
+    decided = batch.accumulation_of(subject.cx.layout.requested_batch, subject.cx.layout)
     return Decision(decided.value, "as many as batch.accumulation", ("batch.accumulation",))
 
 
@@ -146,7 +146,7 @@ def of_model(subject: Subject, key: str) -> Decision | None:
     section, _, field = key.rpartition(".")
     if section != "model" or not isinstance(subject.reading.spec.model, sections.Model):
         return None
-    model = subject.cx.model_of(sections.Model)
+    model = subject.cx.model.of(sections.Model)
     return layout_of(model).inferred(model, field)
 
 
@@ -187,29 +187,33 @@ def _seq_len(subject: Subject) -> Decision | None:
 DECISIONS: Mapping[str, Decide] = {
     # Uses the context's data size, which is unknown if the world is not a multiple of the other sizes.
     "parallel.data.size": lambda subject: resolve.data_size_of(
-        subject.cx.data_size * subject.cx.stages * subject.cx.cuboid.size, subject.cx.stages, subject.cx.cuboid.size
+        subject.cx.layout.data_size * subject.cx.pipeline.stages * subject.cx.tensor.cuboid.size,
+        subject.cx.pipeline.stages,
+        subject.cx.tensor.cuboid.size,
     ),
     # From the context instead of just 1, since it is unknown if `train.dist` could not be read.
     "parallel.pipeline.size": lambda subject: Decision(
-        subject.cx.stages, "there is no pipeline: one stage", how="default"
+        subject.cx.pipeline.stages, "there is no pipeline: one stage", how="default"
     ),
     "parallel.pipeline.method": _method,
     "parallel.pipeline.stage_ids": _cut("actual_ids"),
     "parallel.pipeline.counts": _cut("counts"),
     "parallel.tensor.size": lambda subject: Decision(
-        subject.cx.cuboid.size // subject.cx.cuboid.context,
+        subject.cx.tensor.cuboid.size // subject.cx.tensor.cuboid.context,
         "no tensor parallelism: each rank has whole layers",
         how="default",
     ),
     "parallel.tensor.mode": _mode,
     "parallel.tensor.shape": _shape,
     "parallel.tensor.depth": lambda subject: (
-        Decision(subject.cx.cuboid.d, "left out: 1", how="default") if subject.cx.cuboid.mode == "2.5d" else None
+        Decision(subject.cx.tensor.cuboid.d, "left out: 1", how="default")
+        if subject.cx.tensor.cuboid.mode == "2.5d"
+        else None
     ),
     **{f"parallel.tensor.{name}": _option(name) for name in ("residual", "inner", "keep", "impl")},
     "parallel.context.size": _context_size,
     "parallel.context.impl": lambda subject: (
-        Decision(subject.cx.cuboid.impl, "left out: a ring works with any number of heads", how="default")
+        Decision(subject.cx.tensor.cuboid.impl, "left out: a ring works with any number of heads", how="default")
         if subject.reading.spec.parallel.context is not None
         else None
     ),
@@ -243,11 +247,11 @@ OF_THE_NAME = ("train.output_dir", "monitor.")
 def notes(subject: Subject, key: str) -> tuple[str, ...]:
     """Return notes on how a written value is used at run time: its padding, or the cuboid of a tensor size."""
     if key.startswith("model.") and isinstance(model := subject.cx.spec.model, sections.Model):
-        for size in layout_of(model).padding(model, subject.cx.cuboid):
+        for size in layout_of(model).padding(model, subject.cx.tensor.cuboid):
             if key == f"model.{size.key}" and size.value != getattr(model, size.key):
                 message = size.why.partition(";")[0]
                 return (f"padded to {size.value}, a multiple of {message}",)
     if key != "parallel.tensor.size":
         return ()
-    mode, (x, y, z) = subject.cx.cuboid.mode, subject.cx.cuboid.shape
+    mode, (x, y, z) = subject.cx.tensor.cuboid.mode, subject.cx.tensor.cuboid.shape
     return (f"mode {mode!r}: x {x} * y {y} * z {z}",) if mode in modes.MODES and x * y * z > 1 else ()

@@ -28,7 +28,7 @@ class Subject:
     @property
     def world_size(self) -> int | None:
         """Number of ranks, given directly or by the hostfile."""
-        return self.cx.world_size
+        return self.cx.world.size_if_given
 
     @property
     def reading(self) -> Reading:
@@ -57,7 +57,7 @@ class Subject:
         """
         if not self.sound:
             raise UnknownValueError("a config with errors")
-        return self._job(self.cx.world)
+        return self._job(self.cx.world.size)
 
     @property
     def job_of_some_world(self) -> Job:
@@ -69,7 +69,7 @@ class Subject:
         if not self.sound:
             raise UnknownValueError("a config with errors")
         replicas = self.reading.spec.parallel.data.size or 1
-        return self._job(self.world_size or self.cx.stages * self.cx.cuboid.size * replicas)
+        return self._job(self.world_size or self.cx.pipeline.stages * self.cx.tensor.cuboid.size * replicas)
 
     def _job(self, world_size: int) -> Job:
         if world_size not in self._jobs:

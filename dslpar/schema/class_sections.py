@@ -15,7 +15,8 @@ from dslpar.core.errors import Location
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node
 from dslpar.schema import families, sections
-from dslpar.schema.reader import Entry, Reader, Registered, Typed
+from dslpar.schema.known_keys import Entry, arguments
+from dslpar.schema.reader import Reader, Registered, Typed
 from dslpar.schema.types import SEQUENCE, TYPES
 
 MODEL_HELP = "model = dict(type='GPT', num_layers=8, hidden_size=256, num_heads=8, vocab_size=256, max_seq_len=128)"
@@ -71,7 +72,7 @@ def _other_optimizer(
     ours = {"lr", "weight_decay"} & set(known or ("lr", "weight_decay"))
     fields = [entry for entry in entries if entry.name in ours]
     rest = [entry for entry in entries if entry.name not in ours]
-    args = plain(rest) if known is None else reader.typed_values(known, rest)
+    args = plain(rest) if known is None else reader.values(arguments(known), rest, "optimizer")
     made = reader.fields(sections.OtherOptimizer, fields, node, "optimizer", "optimizer", target=name)
     return replace(made, args=args)
 
@@ -100,7 +101,7 @@ def lr_scheduler(
     if row.refused:
         _refuse(reader, "lr_scheduler", name, typed, row.refused, "such as 'cosine'")
         return None
-    args = reader.typed_values(row.args, typed.entries)
+    args = reader.values(arguments(row.args), typed.entries, "lr_scheduler")
     _demand(reader, "lr_scheduler", row.required, typed, node)
     return sections.OtherLRScheduler(target=name, args=args)
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from dslpar.language.tree import Node
 from dslpar.schema import datasets
 from dslpar.schema.class_sections import OWN_NAME, mapping, plain
-from dslpar.schema.reader import Entry, Reader, Registered, Typed
+from dslpar.schema.known_keys import Entry
+from dslpar.schema.reader import Reader, Registered, Typed
 from dslpar.schema.types import SEQUENCE
 
 _PARTS_HELP = "parts=[dict(type='tokens', path='a', weight=0.7), dict(type='tokens', path='b', weight=0.3)]"

@@ -251,10 +251,11 @@ CHATML = "chatml"
 
 def type_name(data: object) -> str:
     """Return the `type` that a config gives a section of data."""
-    # Not type(data): lint rules get a section through a guard, which reports the section's __class__.
     if isinstance(data, OtherData):
         return data.target
-    return next(name for name, cls in DATASETS.items() if cls is data.__class__)
+    # Not type(data) alone: lint rules may get a subclass of the section (dslpar.linter.unknown_values).
+    names = {cls: name for name, cls in DATASETS.items()}
+    return next(names[cls] for cls in type(data).__mro__ if cls in names)
 
 
 def is_images(data: Data) -> bool:
@@ -270,6 +271,13 @@ def part_key(number: int) -> str:
 def parts_of(data: Data) -> Sequence[Data]:
     """Return the parts of a blend, or a list with the data itself."""
     return [part.dataset for part in data.parts] if isinstance(data, BlendData) else [data]
+
+
+def parts_by_key(data: Data) -> Sequence[tuple[str, Data]]:
+    """Return (key, data) pairs: the parts of a blend, or the section `data`."""
+    if not isinstance(data, BlendData):
+        return [("data", data)]
+    return [(part_key(number), part.dataset) for number, part in enumerate(data.parts)]
 
 
 def absolute_path(config_path: str, name: str) -> str:

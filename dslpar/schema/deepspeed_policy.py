@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dslpar.core.errors import Fix
 from dslpar.schema.keys import deepspeed_keys
 from dslpar.schema.tables import load_table
 
@@ -186,6 +187,7 @@ class Explanation(NamedTuple):
     code: str
     message: str
     help: str
+    fix: Fix | None = None
 
 
 def explain(source_key: str, has_zero: bool = True) -> Explanation | None:

@@ -50,5 +50,4 @@ def sections() -> dict[str, type[Model]]:
 
 def family_module(model: Model, name: str) -> ModuleType:
     """Import a module of the model's family, by the module's name."""
-    # Not type(model): lint rules get a section through a guard, which reports the section's __class__.
-    return import_module(f"{model.__class__.__module__.rpartition('.')[0]}.{name}")
+    return import_module(f"{type(model).__module__.rpartition('.')[0]}.{name}")

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import Field, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dslpar.core.errors import Fix, Location
 from dslpar.core.frozen import is_required
-from dslpar.core.suggest import did_you_mean, only_recased
 from dslpar.language.errors import WRITE_VALUE
 from dslpar.language.source import import_by_position
 from dslpar.language.tree import Node, Reference
-from dslpar.schema.keys import aliases_of, classes_of, shorthand_of, type_of
-from dslpar.schema.spelling import certain_name, recase_fix, spelling_fix, suggestion
+from dslpar.schema import spelling
+from dslpar.schema.known_keys import Entry, KnownKeys, entries_of, known_keys
 from dslpar.schema.types import SEQUENCE, TYPES, ValueType
 
 if TYPE_CHECKING:
@@ -41,14 +40,6 @@ class Misread(NamedTuple):
     help: str
     key: str
     fix: Fix | None = None
-
-
-class Entry(NamedTuple):
-    """One key of a section: its name, the node of its value, and the dotted key as the author wrote it."""
-
-    name: str
-    node: Node
-    source_key: str
 
 
 class Typed(NamedTuple):
@@ -77,7 +68,7 @@ class Reader:
 
     def section(self, cls: type[Section], node: Node, key: str, source_key: str) -> Section | None:
         """Read a section into an instance of `cls`; None if it is neither a dict nor a shorthand."""
-        shorthand = shorthand_of(cls)
+        shorthand = known_keys(cls).shorthand
         if node.is_mapping:
             return self.fields(cls, entries_of(node, source_key), node, key, source_key)
         if not shorthand or isinstance(node.value, SEQUENCE):
@@ -90,41 +81,13 @@ class Reader:
     def fields(
         self, cls: type[Section], entries: Iterable[Entry], node: Node, key: str, source_key: str, **values: object
     ) -> Section:
-        """Make an instance of `cls` from these entries and from `values`, which are already checked."""
-        known, aliases = {item.name: item for item in fields(cls)}, aliases_of(cls)
-        for entry in _inlined(cls, entries):
-            field = known.get(aliases.get(entry.name, entry.name))
-            if field is None:
-                meant = self.unknown_key(entry.name, entry.source_key, [*known, *aliases])
-                self.invalid.add(f"{key}.{aliases.get(str(meant), meant)}")
-            elif entry.node.value is not None:
-                self._field(field, entry, f"{key}.{field.name}", values)
-        return self._make(cls, known, values, node, key, source_key)
+        """Make an instance of `cls` from these entries and from `values`, which are already checked.
 
-    def _field(self, field: Field[Any], entry: Entry, key: str, values: dict[str, object]) -> None:
-        if key in self.written:
-            both = f"{entry.source_key} and {self.written[key]}"
-            location = self.config.key_at(entry.source_key)
-            self.report("CFG110", location, f"{both} are the same key", f"keep one of {both}", entry.source_key)
-            return
-        self.written[key] = entry.source_key
-        nested = classes_of(field)
-        if nested:
-            values[field.name] = self.section(nested[0], entry.node, key, entry.source_key)
-        else:
-            values[field.name] = self.scalar(type_of(field), entry.node, key, entry.source_key)
-
-    def _make(
-        self,
-        cls: type[Section],
-        known: Mapping[str, Field[Any]],
-        values: dict[str, object],
-        node: Node,
-        key: str,
-        source_key: str,
-    ) -> Section:
-        """Make the instance. An invalid field gets its default, or a placeholder if it is required; see `invalid`."""
-        for name, field in known.items():
+        An invalid field gets its default, or a placeholder if it is required; see `invalid`.
+        """
+        values |= self.values(known_keys(cls), _inlined(cls, entries), key)
+        for field in fields(cls):
+            name = field.name
             if values.get(name) is None:
                 values.pop(name, None)
             if name in values or not is_required(field):
@@ -134,8 +97,68 @@ class Reader:
                 self.missing_key(name, source_key, node.location, f"{key}.{name}")
         return cls(**values)
 
-    def scalar(self, type_: ValueType, node: Node, key: str, source_key: str) -> Any:
+    # Keys and their values -----------------------------------------------------------------------------------
+
+    def values(self, known: KnownKeys, entries: Iterable[Entry], key: str) -> dict[str, Any]:
+        """Read the entries of one section in one pass; return name -> value for the valid ones.
+
+        Section classes, mappings in them, and arguments of torch's and DeepSpeed's classes are all read here. A key
+        with the value None counts as absent.
+        """
+        values = {}
+        for entry in entries:
+            name = known.names.get(entry.name)
+            if name is None:
+                self._unknown_entry(known, entry, key)
+            elif entry.node.value is not None and self._is_new(f"{key}.{name}", entry.source_key):
+                values[name] = self._value(known, name, entry, f"{key}.{name}")
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _is_new(self, key: str, source_key: str) -> bool:
+        """Note that the author wrote a key; report it and return False if it was written before, by another name."""
+        if key not in self.written:
+            self.written[key] = source_key
+            return True
+        both = f"{source_key} and {self.written[key]}"
+        message, hint = f"{both} are the same key", f"keep one of {both}"
+        self.report("CFG110", self.config.key_at(source_key), message, hint, source_key)
+        return False
+
+    def _unknown_entry(self, known: KnownKeys, entry: Entry, key: str) -> None:
+        if known.explain is not None:
+            code, message, hint, fix = known.explain(self.config, entry)
+            self.report(code, self.config.key_at(entry.source_key), message, hint, entry.source_key, fix=fix)
+            return
+        meant = self.unknown_key(entry.name, entry.source_key, list(known.names))
+        if meant is not None:
+            self.invalid.add(f"{key}.{known.names[meant]}")
+
+    def _value(self, known: KnownKeys, name: str, entry: Entry, key: str) -> Any:
+        type_ = known.type_of(name)
+        if isinstance(type_, ValueType):
+            return self.scalar(type_, entry.node, key, entry.source_key, known.code)
+        if isinstance(type_, KnownKeys):
+            return self._mapping(type_, entry, key)
+        return self.section(type_, entry.node, key, entry.source_key)
+
+    def _mapping(self, known: KnownKeys, entry: Entry, key: str) -> object:
+        """Return the values of a mapping; a bare value is that of its shorthand, which is required."""
+        name, source_key = known.shorthand, entry.source_key
+        if entry.node.is_mapping:
+            below = entries_of(entry.node, source_key)
+            given = {item.name for item in below if item.node.value is not None}
+            unknown = f"{source_key}.{name}" in self.config.unknown or not given <= set(known.names)
+            if name and name not in given and not unknown:
+                self.missing_key(name, source_key, entry.node.location, key)
+            return self.values(known, below, key)
+        if not name:
+            return self.scalar(TYPES["Dict"], entry.node, key, source_key, known.code)
+        return {name: self._value(known, name, entry, key)}
+
+    def scalar(self, type_: ValueType, node: Node, key: str, source_key: str, code: str = "") -> Any:
         """Return the value if it is valid; else report it, and return the value that must be meant, or None.
+
+        `code`: the rule that reports it, if it is not the rule for the kind of mistake.
 
         Two kinds of mistakes leave no doubt about the meaning: a choice in the wrong case, and a number in quotes. The
         rules then check the meant value, so that further mistakes are found at once.
@@ -149,51 +172,20 @@ class Reader:
         if not is_of_type or unquoted:
             message = f"{source_key} is {show(value)}, which is not {type_.description}"
             hint = self._of_reference(type_, value) or unquoted or _in_a_list(type_, value) or hint
-            self.report("CFG102", node.location, message, hint, source_key, key, meant=meant)
+            self.report(code or "CFG102", node.location, message, hint, source_key, key, meant=meant)
             return meant
         if type_.choices and type(value) is str and value not in type_.choices:
             why = type_.refused.get(value)
             unknown = f"unknown {type_.noun or source_key} {value!r}"
             message = f"{source_key} cannot be {value!r}: {why}" if why else unknown
-            close = ("" if why else did_you_mean(value, type_.choices)) or hint
-            fix = recase_fix(self.config, node.location, value, type_.choices)
-            choice = only_recased(value, type_.choices)
-            self.report(type_.code, node.location, message, close, source_key, key, fix, choice)
+            close, choice, fix = spelling.of_choice(self.config, node.location, value, type_.choices)
+            close = ("" if why else close) or hint
+            self.report(code or type_.code, node.location, message, close, source_key, key, fix, choice)
             return choice
         if not type_.holds(value):
             message = f"{source_key} is {show(value)}, and must be {type_.description}"
-            return self.report("CFG103", node.location, message, hint, source_key, key)
+            return self.report(code or "CFG103", node.location, message, hint, source_key, key)
         return tuple(value) if type_.python_types == SEQUENCE else value
-
-    def typed_values(self, known: Mapping[str, str], entries: Iterable[Entry]) -> dict[str, object]:
-        """Return name -> plain value. `known` maps names to types. A key with the value None counts as absent."""
-        values = {}
-        for entry in entries:
-            if entry.name not in known:
-                self.unknown_key(entry.name, entry.source_key, known)
-            elif entry.node.value is not None:
-                self.written[entry.source_key] = entry.source_key
-                values[entry.name] = self._typed_value(known[entry.name], entry)
-        return {name: value for name, value in values.items() if value is not None}
-
-    def _typed_value(self, type_name: str, entry: Entry) -> object:
-        """Return a scalar, or a mapping in `deepspeed_policy.TABLES`, which may be written as a bare value."""
-        source_key = entry.source_key
-        if type_name in TYPES:
-            return self.scalar(TYPES[type_name], entry.node, source_key, source_key)
-        from dslpar.schema import deepspeed_policy
-
-        shorthand, known = deepspeed_policy.TABLES[type_name]
-        if entry.node.is_mapping:
-            below = entries_of(entry.node, source_key)
-            given = {item.name for item in below if item.node.value is not None}
-            unknown = f"{source_key}.{shorthand}" in self.config.unknown or not given <= set(known)
-            if shorthand and shorthand not in given and not unknown:
-                self.missing_key(shorthand, source_key, entry.node.location, source_key)
-            return self.typed_values(known, below)
-        if not shorthand:
-            return self.scalar(TYPES["Dict"], entry.node, source_key, source_key)
-        return {shorthand: self.scalar(TYPES[known[shorthand]], entry.node, source_key, source_key)}
 
     def _of_reference(self, type_: ValueType, value: object) -> str:
         """Return the hint for an imported name (such as torch.bfloat16) in place of a value; empty for other values."""
@@ -243,9 +235,8 @@ class Reader:
     ) -> str | None:
         """Report an unknown class name; return the known name that must be meant, or None."""
         names = list(known)
-        hint = did_you_mean(name, names) or f"choose one of {', '.join(names)}"
-        fix = recase_fix(self.config, location, name, names)
-        meant = only_recased(str(name), names)
+        close, meant, fix = spelling.of_choice(self.config, location, name, names)
+        hint = close or f"choose one of {', '.join(names)}"
         message = f"unknown {source_key} {name!r}"
         self.report("CFG108", location, message, hint + more, f"{source_key}.type", source_key, fix, meant)
         return meant
@@ -270,17 +261,15 @@ class Reader:
             from dslpar.schema.deepspeed_policy import explain
 
             if (explained := explain(source_key, self.config.root.get("zero") is not None)) is not None:
-                code, message, hint = explained
+                code, message, hint, _ = explained
                 self.report(code, location, message, hint, source_key)
                 return None
         names = list(known)
         section = source_key.rpartition(".")[0]
         message = f"unknown key {name!r} in {section}" if section else f"unknown section {name!r}"
-        hint = (
-            suggestion(source_key, names) or f"choose from the {'keys' if section else 'sections'} {', '.join(names)}"
-        )
-        self.report("CFG101", location, message, hint, source_key, fix=spelling_fix(self.config, source_key, names))
-        meant = certain_name(self.config, source_key, names)
+        close, meant, fix = spelling.of_key(self.config, source_key, names)
+        hint = close or f"choose from the {'keys' if section else 'sections'} {', '.join(names)}"
+        self.report("CFG101", location, message, hint, source_key, fix=fix)
         if meant is not None:
             self.invalid.add(f"{section}.{meant}" if section else meant)
         return meant
@@ -320,13 +309,6 @@ _OF_TORCH = {"torch.float32": "fp32", "torch.float": "fp32", "torch.bfloat16": "
 """torch's names of data types -> the names in `precision`."""
 _SWITCHES = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
 _NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,2})?"
-
-
-def entries_of(node: Node, source_key: str) -> list[Entry]:
-    """List the entries of a mapping, each with its dotted key."""
-    prefix = f"{source_key}." if source_key else ""
-    items = node.value.items() if isinstance(node.value, dict) else ()
-    return [Entry(str(name), child, f"{prefix}{name}") for name, child in items]
 
 
 def show(value: object) -> str:

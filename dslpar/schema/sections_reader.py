@@ -14,11 +14,11 @@ from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.source import import_by_position
 from dslpar.language.tree import Node, Reference
-from dslpar.schema import class_sections, data_reader
+from dslpar.schema import class_sections, data_reader, spelling
 from dslpar.schema import sections as spec
 from dslpar.schema.keys import WITHOUT_COUNTERPART, classes_of, synonym_of
-from dslpar.schema.reader import Misread, Reader, Registered, entries_of
-from dslpar.schema.spelling import certain_name, spelling_fix, suggestion
+from dslpar.schema.known_keys import arguments, entries_of
+from dslpar.schema.reader import Misread, Reader, Registered
 from dslpar.schema.types import TYPES
 
 if TYPE_CHECKING:
@@ -90,9 +90,8 @@ def _with_extra(reader: Reader, cls: type, known: str, node: Node, key: str) -> 
         from dslpar.schema import deepspeed_policy  # imported here, as below: it reads a table
 
         types = {**dict.fromkeys(names, ""), **getattr(deepspeed_policy, known, {})}
-        extra = reader.typed_values(types, [entry for entry in entries if entry.name not in own])
-    made: Any = reader.fields(cls, own.values(), node, key, key)
-    return cls(**{name: getattr(made, name) for name in names}, extra=extra)
+        extra = reader.values(arguments(types), [entry for entry in entries if entry.name not in own], key)
+    return reader.fields(cls, own.values(), node, key, key, extra=extra)
 
 
 def _raw(reader: Reader, node: Node, registered: Registered) -> object:
@@ -155,14 +154,14 @@ def _report_unused(reader: Reader, name: str, node: Node, location: Location) ->
         return
     elif did_you_mean(name, SECTIONS):
         message = f"unused name {name!r}, which resembles a section"
-        meant = suggestion(name, SECTIONS)
-        hint = f"{meant} O{own[1:]}" if meant.endswith("?") else f"{meant}; {own}"
-        reader.report("CFG105", location, message, hint, name, fix=spelling_fix(config, name, SECTIONS))
-        reader.invalid.add(certain_name(config, name, SECTIONS) or name)
+        close, meant, fix = spelling.of_key(config, name, SECTIONS)
+        hint = f"{close} O{own[1:]}" if close.endswith("?") else f"{close}; {own}"
+        reader.report("CFG105", location, message, hint, name, fix=fix)
+        reader.invalid.add(meant or name)
     elif node.value is not None and synonym is not None:
         message = f"unused name {name!r}, which is a key of other frameworks"
-        meant = f"choose {synonym}, which is that here" if node.is_mapping else f"here that is {synonym}"
-        reader.report("CFG121", location, message, f"{meant}; {own}", name)
+        hint = f"choose {synonym}, which is that here" if node.is_mapping else f"here that is {synonym}"
+        reader.report("CFG121", location, message, f"{hint}; {own}", name)
     elif node.is_mapping:
         hint = f"write _{name} (if it is your own); or choose from the sections {', '.join(SECTIONS)}"
         reader.report("CFG106", location, f"unused dict {name!r}", hint, name)

@@ -23,6 +23,7 @@ from dslpar.schema.datasets import (
     TextData,
     TokensData,
     absolute_path,
+    type_name,
 )
 from dslpar.schema.sections import Model, OtherModel
 from dslpar.schema.token_folders import read_token_folder
@@ -30,7 +31,7 @@ from dslpar.schema.tokenizers import SPELLINGS, TokenizerFile, read_tokenizer
 
 BYTES = 256
 """Vocabulary size of byte-level text."""
-_NEEDED: Mapping[type, tuple[str, ...]] = {MaskedTextData: ("cls", "sep", "mask"), SpanTextData: ("eos",)}
+_NEEDED: Mapping[str, tuple[str, ...]] = {"mlm": ("cls", "sep", "mask"), "span": ("eos",)}
 
 
 class Vocabulary(NamedTuple):
@@ -92,7 +93,7 @@ def vocabulary_of(data: Data, config_path: str, model: Model | OtherModel, seq_l
     special = {name: id for name in SPELLINGS if (id := found.special(name)) is not None}
     if isinstance(pad, int) and "pad" not in special:
         special["pad"] = pad
-    missing = [name for name in _NEEDED.get(data.__class__, ()) if name not in special]
+    missing = [name for name in _NEEDED.get(type_name(data), ()) if name not in special]
     if len(found.sentinels) < spans:
         missing.append(f"<extra_id_{spans - 1}>")
     return Vocabulary(found.size, special, found.sentinels, tokenizer=found, missing=missing[0] if missing else "")

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 from dslpar.layout.divisors import least_micro_size
 from dslpar.linter.context import Context
-from dslpar.linter.problem import Problem
+from dslpar.linter.problem import Problem, require
 from dslpar.linter.rule import rule
 from dslpar.schema import sections
-from dslpar.schema.datasets import Data, type_name
+from dslpar.schema.datasets import Data, parts_by_key, type_name
 
 
 @rule("BAT101", "batch-does-not-fit")
 def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
     """global_size is not micro_size * accumulation * data size."""
-    global_size, micro, accumulation = cx.batch
-    data, given = cx.data_size, cx.requested_batch
+    global_size, micro, accumulation = cx.layout.batch
+    data, given = cx.layout.data_size, cx.layout.requested_batch
     if micro * accumulation * data != global_size:
         product = f"micro_size {given.micro_size or '?'} * accumulation {given.accumulation or '?'} * data {data}"
         message = f"global_size {global_size} is not {product}"
@@ -27,7 +27,7 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
 
 def _fitting_sizes(cx: Context) -> list[str]:
     """Return changes of one batch size with which the product equals global_size; empty if all would be too large."""
-    given, data, least = cx.requested_batch, cx.data_size, least_micro_size(cx.cuboid)
+    given, data, least = cx.layout.requested_batch, cx.layout.data_size, least_micro_size(cx.tensor.cuboid)
     global_size, micro, accumulation = given.global_size, given.micro_size, given.accumulation
     assert global_size is not None, "without a global_size the product fits"
     samples = (micro or least) * (accumulation or 1) * data
@@ -40,7 +40,7 @@ def _fitting_sizes(cx: Context) -> list[str]:
         return [f"global_size={size}" for size in multiples(global_size, samples)]
     fitting = [f"global_size={samples}"] if samples <= LARGEST else []
     if global_size % (micro * data) == 0:
-        name = "accumulation" if cx.given("batch.accumulation") else "schedule.num_microbatches"
+        name = "accumulation" if cx.source.given("batch.accumulation") else "schedule.num_microbatches"
         fitting.append(f"{name}={global_size // (micro * data)}")
     if global_size % (accumulation * data * least) == 0:
         fitting.append(f"micro_size={global_size // (accumulation * data)}")
@@ -50,15 +50,16 @@ def _fitting_sizes(cx: Context) -> list[str]:
 @rule("BAT102", "micro-size-does-not-divide")
 def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
     """micro_size is not a multiple of the number of ranks that split a micro-batch."""
-    least, given = least_micro_size(cx.cuboid), cx.requested_batch
-    micro, accumulation = given.micro_size or cx.batch.micro_size, given.accumulation or 1
+    cuboid, given = cx.tensor.cuboid, cx.layout.requested_batch
+    least = least_micro_size(cuboid)
+    micro, accumulation = given.micro_size or cx.layout.batch.micro_size, given.accumulation or 1
     if micro % least == 0:
         return
     from dslpar.layout.nearest import multiples
 
-    message = f"micro_size {micro} does not divide over the cuboid: mode {cx.cuboid.mode!r} needs multiples of {least}"
+    message = f"micro_size {micro} does not divide over the cuboid: mode {cuboid.mode!r} needs multiples of {least}"
     if given.micro_size is None:
-        sizes = [str(size * accumulation * cx.data_size) for size in multiples(micro, least)]
+        sizes = [str(size * accumulation * cx.layout.data_size) for size in multiples(micro, least)]
         yield cx.problem("batch.global_size", message, f"global_size={' or '.join(sizes)}")
         return
     samples = given.global_size
@@ -74,9 +75,9 @@ def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
 @rule("BAT103", "sequence-too-long")
 def sequence_too_long(cx: Context) -> Iterator[Problem]:
     """data.seq_len is above the model's longest sequence."""
-    length, (longest, key) = cx.spec.data.seq_len, cx.longest_sequence
+    length, (longest, key) = cx.spec.data.seq_len, cx.model.longest_sequence
     if length is not None and length > longest:
-        unused = cx.unused_positions
+        unused = cx.model.unused_positions
         less = f", of which {unused} positions are never used" if unused else ""
         message = f"samples have {length} tokens, and {key.rpartition('.')[2]} is {longest + unused}{less}"
         yield cx.problem("data.seq_len", message, f"at most {longest}, or {key}={length + unused}")
@@ -85,8 +86,8 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
 @rule("BAT104", "vocabulary-too-small")
 def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
     """The model's vocabulary is smaller than the data's."""
-    vocabulary, key = cx.vocabulary
-    needed, whose = max(_vocabulary_needed(cx, data) for _, data in cx.datasets)
+    vocabulary, key = cx.model.vocabulary
+    needed, whose = max(_vocabulary_needed(cx, data) for _, data in parts_by_key(cx.spec.data))
     if vocabulary < needed:
         name = key.rpartition(".")[2]
         message = f"{name} is {vocabulary}, and {whose} {needed}{'' if whose.endswith('are') else ' tokens'}"
@@ -115,12 +116,12 @@ BYTES = 256
 @rule("BAT111", "text-not-found", "warning")
 def text_not_found(cx: Context) -> Iterator[Problem]:
     """A file or folder of `data` does not exist on this machine."""
-    for section, data in cx.datasets:
+    for section, data in parts_by_key(cx.spec.data):
         for number, name in enumerate(data.files or ()):
             if message := _missing(cx, name):
                 hint = "choose text files, or folders of them, by their paths from the config's folder"
                 key = f"{section}.files"
-                yield Problem(cx.at_item(key, number), message, hint, cx.source_key(key))
+                yield Problem(cx.source.at_item(key, number), message, hint, cx.source.key(key))
         for name in ("tokenizer", "path", "labels", "eval_path"):
             path = getattr(data, name, None)
             if path is not None and (message := _missing(cx, path)):
@@ -149,8 +150,8 @@ def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
         key, warmup = "lr_scheduler.warmup_steps", scheduler.warmup_steps
     if warmup > steps:
         message = f"{warmup} steps of warm-up in a run of {steps} steps"
-        message += "" if cx.given(key) else ": DeepSpeed's default"
-        most = f"at most {steps}" if cx.given(key) else f"{key}={steps}"
+        message += "" if cx.source.given(key) else ": DeepSpeed's default"
+        most = f"at most {steps}" if cx.source.given(key) else f"{key}={steps}"
         yield cx.problem((key, "lr_scheduler"), message, f"{most}, or train.steps={warmup}")
 
 
@@ -164,7 +165,8 @@ def _default_warmup(schedule: str) -> int:
 @rule("BAT106", "min-lr-above-lr")
 def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
     """The last learning rate (min_lr) is above the peak (lr)."""
-    low, peak = cx.own_lr_scheduler.min_lr, cx.spec.optimizer.lr
+    low = require(cx.spec.lr_scheduler, sections.LRScheduler).min_lr
+    peak = cx.spec.optimizer.lr
     if low > peak:
         yield cx.problem("lr_scheduler.min_lr", f"min_lr {low} is above lr {peak}", f"at most {peak}")
 
@@ -182,7 +184,7 @@ def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
 @rule("BAT130", "differentiable-step")
 def differentiable_step(cx: Context) -> Iterator[Problem]:
     """The optimizer has differentiable=True."""
-    if cx.other_optimizer.args.get("differentiable"):
+    if require(cx.spec.optimizer, sections.OtherOptimizer).args.get("differentiable"):
         message = "differentiable=True fails at the first step: torch cannot update leaves in place with autograd"
         yield cx.problem("optimizer.differentiable", message, "leave differentiable out")
 
@@ -190,7 +192,7 @@ def differentiable_step(cx: Context) -> Iterator[Problem]:
 @rule("BAT131", "fused-and-foreach")
 def fused_and_foreach(cx: Context) -> Iterator[Problem]:
     """The optimizer has both fused=True and foreach=True."""
-    args = cx.other_optimizer.args
+    args = require(cx.spec.optimizer, sections.OtherOptimizer).args
     if args.get("fused") and args.get("foreach"):
         message = "fused=True and foreach=True are two implementations of one step"
         yield cx.problem("optimizer.foreach", message, "keep one of fused and foreach")
@@ -199,9 +201,10 @@ def fused_and_foreach(cx: Context) -> Iterator[Problem]:
 @rule("BAT132", "rate-at-its-floor", "warning")
 def rate_at_its_floor(cx: Context) -> Iterator[Problem]:
     """The learning rate reaches its floor long before the run ends."""
-    args, steps = cx.other_lr_scheduler.args, cx.spec.train.steps
+    scheduler, steps = require(cx.spec.lr_scheduler, sections.OtherLRScheduler), cx.spec.train.steps
+    args = scheduler.args
     total = args.get("total_num_steps")
-    floor = args.get("cos_min_ratio", 1e-4) if cx.other_lr_scheduler.target == "WarmupCosineLR" else 0
+    floor = args.get("cos_min_ratio", 1e-4) if scheduler.target == "WarmupCosineLR" else 0
     if total is not None and total < steps and floor < _LEAST_USEFUL_RATIO:
         message = f"the schedule ends after {total} steps; the other {steps - total} have {floor:g} times the peak rate"
         yield cx.problem("lr_scheduler.total_num_steps", message, f"total_num_steps={steps}, or train.steps={total}")
@@ -225,7 +228,8 @@ def two_accumulations(cx: Context) -> Iterator[Problem]:
 @rule("BAT108", "schedule-ends-too-early")
 def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
     """The learning-rate scheduler ends before the run."""
-    total, steps = cx.other_lr_scheduler.args.get("total_steps"), cx.spec.train.steps
+    scheduler, steps = require(cx.spec.lr_scheduler, sections.OtherLRScheduler), cx.spec.train.steps
+    total = scheduler.args.get("total_steps")
     if total is not None and total < steps:
         message = f"the scheduler has {total} steps, and the run {steps}"
         yield cx.problem("lr_scheduler.total_steps", message, f"total_steps={steps}, or train.steps={total}")
@@ -234,7 +238,8 @@ def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
 @rule("BAT109", "no-momentum-to-cycle")
 def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
     """The scheduler changes the momentum, but the optimizer has no momentum."""
-    schedule, optimizer = cx.other_lr_scheduler, cx.other_optimizer
+    schedule = require(cx.spec.lr_scheduler, sections.OtherLRScheduler)
+    optimizer = require(cx.spec.optimizer, sections.OtherOptimizer)
     from dslpar.schema.torch_optimizers import named
 
     row = named(optimizer.target)
@@ -248,12 +253,12 @@ def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
 def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
     """The model has batch norms and batch.micro_size is not set: their statistics depend on the layout."""
     if (
-        cx.given("batch.micro_size")
+        cx.source.given("batch.micro_size")
         or "model.layers_cfg" in cx.reading.invalid
-        or not (norm := _batch_norm(cx.other_model))
+        or not (norm := _batch_norm(cx.model.other))
     ):
         return
-    micro = cx.batch.micro_size
+    micro = cx.layout.batch.micro_size
     message = f"{norm} computes its statistics over a micro-batch, whose size ({micro} here) changes with the layout"
     yield cx.problem("model", message, f"add micro_size={micro} to batch")
 

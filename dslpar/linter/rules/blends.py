@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dslpar.layout.resolve import seq_len_of
-from dslpar.linter.context import Context, guarded
+from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
-from dslpar.schema.datasets import BlendData, Data, HuggingFaceData, TokensData, absolute_path, part_key, type_name
+from dslpar.schema.datasets import (
+    BlendData,
+    Data,
+    HuggingFaceData,
+    TokensData,
+    absolute_path,
+    part_key,
+    parts_by_key,
+    type_name,
+)
 
 
 @rule("BAT121", "parts-do-not-blend")
@@ -17,7 +26,7 @@ def parts_do_not_blend(cx: Context) -> Iterator[Problem]:
     data = cx.spec.data
     if not isinstance(data, BlendData):
         return
-    weights = _weights(cx, data)
+    weights = [part.weight for part in data.parts]
     keys = [part_key(number) for number in range(len(weights))]
     weighted = [number for number, weight in enumerate(weights) if weight is not None]
     if weighted and len(weighted) < len(weights):
@@ -27,7 +36,7 @@ def parts_do_not_blend(cx: Context) -> Iterator[Problem]:
     if weighted and data.temperature is not None:
         message = "temperature computes weights from the parts' sizes, and parts have weights"
         yield cx.problem("data.temperature", message, f"leave it out, or {_left_out(keys, weighted)}")
-    for key, part in cx.datasets:
+    for key, part in parts_by_key(cx.spec.data):
         if part.seq_len is not None and part.seq_len != seq_len_of(cx.spec):
             message = f"{key} has samples of {part.seq_len} tokens, and those of the blend have {seq_len_of(cx.spec)}"
             yield cx.problem(f"{key}.seq_len", message, f"leave it out, or write data.seq_len={part.seq_len}")
@@ -38,14 +47,10 @@ def _left_out(keys: Sequence[str], weighted: Sequence[int]) -> str:
     return f"leave {' and '.join(f'{keys[number]}.weight' for number in weighted)} out"
 
 
-def _weights(cx: Context, data: BlendData) -> list[float | None]:
-    return [guarded(part, part_key(number), cx.reading.invalid).weight for number, part in enumerate(data.parts)]
-
-
 def _check_tokenizers(cx: Context) -> Iterator[Problem]:
     """Yield a problem for the first part whose ids come from another tokenizer than those of the parts before it."""
     first: tuple[str, str, str] | None = None
-    for key, data in cx.datasets:
+    for key, data in parts_by_key(cx.spec.data):
         made_by = _tokenizer_of(cx, data)
         if made_by is None:
             continue
@@ -92,7 +97,7 @@ def blend_weights(cx: Context) -> Iterator[Problem]:
         kind = type_name(data.parts[0].dataset)
         yield cx.problem("data.parts", "the blend has only one part", f"data=dict(type={kind!r}, ...)")
         return
-    weights = [weight for weight in _weights(cx, data) if weight is not None]
+    weights = [weight for weight in [part.weight for part in data.parts] if weight is not None]
     total = sum(weights)
     if len(weights) == len(data.parts) and max(weights) < 1 and abs(total - 1) > _ROUNDING:
         shares = [f"{part_key(number)}.weight={weight / total:.3g}" for number, weight in enumerate(weights)]
@@ -107,7 +112,7 @@ _ROUNDING = 0.015
 @rule("BAT123", "data-set-not-usable")
 def data_set_not_usable(cx: Context) -> Iterator[Problem]:
     """A folder saved by Hugging Face's `datasets` cannot be read, or lacks the split or the column."""
-    for key, data in cx.datasets:
+    for key, data in parts_by_key(cx.spec.data):
         if isinstance(data, HuggingFaceData):
             yield from _check_data_set(cx, key, data)
 
@@ -118,7 +123,7 @@ def _check_data_set(cx: Context, key: str, data: HuggingFaceData) -> Iterator[Pr
     if data.tokenizer is not None and data.text_column is None:
         message = "there is a tokenizer, but no text_column for it"
         yield cx.problem(f"{key}.tokenizer", message, "add text_column, or leave tokenizer out")
-    if data.eval_split is not None and cx.given(f"{key}.eval_fraction"):
+    if data.eval_split is not None and cx.source.given(f"{key}.eval_fraction"):
         message = "eval_fraction has no effect with eval_split, which is the held-out data"
         yield cx.problem(f"{key}.eval_fraction", message, "keep one of eval_fraction and eval_split")
     path = absolute_path(cx.config.path, data.path)

@@ -17,6 +17,7 @@ from dslpar.schema.datasets import (
     SpanTextData,
     TokensData,
     absolute_path,
+    parts_by_key,
     type_name,
 )
 from dslpar.schema.sections import ImageModel
@@ -25,7 +26,7 @@ from dslpar.schema.sections import ImageModel
 @rule("BAT112", "tokenizer-not-usable")
 def tokenizer_not_usable(cx: Context) -> Iterator[Problem]:
     """A tokenizer.json cannot be read, or lacks a special token that the type of data needs."""
-    for key, data in cx.datasets:
+    for key, data in parts_by_key(cx.spec.data):
         if data.tokenizer is not None:
             yield from _check_tokenizer(cx, key, data, data.tokenizer)
 
@@ -48,13 +49,13 @@ def _check_tokenizer(cx: Context, key: str, data: Data, tokenizer: str) -> Itera
 @rule("BAT113", "data-of-another-model")
 def data_of_another_model(cx: Context) -> Iterator[Problem]:
     """The type of `data` is not one that the model's class learns from."""
-    if not cx.given("data") and cx.config.root.get("data") is None:
+    if not cx.source.given("data") and cx.config.root.get("data") is None:
         return  # a program may bring the data; train.py reports it (BAT211)
     if type_name(cx.spec.data) == "text" and not _says_text(cx):
         return
     from dslpar.layout import transformers_data_types as data_types  # most configs name no data
 
-    for key, data in cx.datasets:
+    for key, data in parts_by_key(cx.spec.data):
         if (found := data_types.mismatch(cx.spec.model, data)) is not None:
             message, hint = found
             hint = hint.replace("data=", "", 1) if key != "data" else hint
@@ -96,7 +97,7 @@ def channels_do_not_fit(cx: Context) -> Iterator[Problem]:
     data, model = cx.spec.data, cx.spec.model
     channels = model.num_channels if isinstance(model, ImageModel) else None
     if channels is None:
-        config = cx.other_model.transformers
+        config = cx.model.other.transformers
         channels = config.size("channels") if config is not None else None
     if not isinstance(data, ImageData) or channels is None:
         return
@@ -109,7 +110,7 @@ def channels_do_not_fit(cx: Context) -> Iterator[Problem]:
 @rule("BAT117", "token-files-not-usable")
 def token_files_not_usable(cx: Context) -> Iterator[Problem]:
     """Token files cannot be read, were made by different tokenizers, or are too small for a step."""
-    for key, data in cx.datasets:
+    for key, data in parts_by_key(cx.spec.data):
         if isinstance(data, TokensData):
             yield from _check_token_files(cx, key, data)
 
@@ -128,7 +129,7 @@ def _check_token_files(cx: Context, section: str, data: TokensData) -> Iterator[
     if len({each.tokenizer_digest for each in found.values() if not each.problem and not each.is_megatron}) > 1:
         message = "path and eval_path were made by different tokenizers"
         yield cx.problem(f"{section}.eval_path", message, "leave eval_path out; or choose one of the same tokenizer")
-    if data.eval_path is not None and cx.given(f"{section}.eval_fraction"):
+    if data.eval_path is not None and cx.source.given(f"{section}.eval_fraction"):
         message = "eval_fraction has no effect with eval_path, which is the held-out data"
         yield cx.problem(f"{section}.eval_fraction", message, "keep one of eval_fraction and eval_path")
     folder, length = found["path"], seq_len_of(cx.spec)
@@ -144,7 +145,8 @@ def _check_token_files(cx: Context, section: str, data: TokensData) -> Iterator[
         )
         return
     samples = max(tokens - 1, 0) // length
-    needed = cx.batch.global_size if section == "data" else 1  # a part's share of a step is checked when the run starts
+    # The share of a part in a step is checked when the run starts.
+    needed = cx.layout.batch.global_size if section == "data" else 1
     if samples < needed:
         message = f"a step takes {needed} samples, and {tokens:,} training tokens make {samples}"
         yield cx.problem(f"{section}.path", message, "choose more text, a smaller batch, or a shorter data.seq_len")
@@ -153,7 +155,7 @@ def _check_token_files(cx: Context, section: str, data: TokensData) -> Iterator[
 @rule("BAT118", "conversations-not-usable")
 def conversations_not_usable(cx: Context) -> Iterator[Problem]:
     """The first lines of a file are not valid conversations, or there is no chat template."""
-    for key, data in cx.datasets:
+    for key, data in parts_by_key(cx.spec.data):
         if isinstance(data, ChatData):
             yield from _check_conversations(cx, key, data)
 
@@ -163,8 +165,8 @@ def _check_conversations(cx: Context, section: str, data: ChatData) -> Iterator[
     from dslpar.schema.conversations import HINT, parse, read_lines
 
     files, eval_path = f"{section}.files", f"{section}.eval_path"
-    named = [(files, cx.at_item(files, at), name) for at, name in enumerate(data.files)]
-    named += [] if data.eval_path is None else [(eval_path, cx.at(eval_path), data.eval_path)]
+    named = [(files, cx.source.at_item(files, at), name) for at, name in enumerate(data.files)]
+    named += [] if data.eval_path is None else [(eval_path, cx.source.at(eval_path), data.eval_path)]
     for key, place, name in named:
         path = absolute_path(cx.config.path, name)
         try:
@@ -172,12 +174,12 @@ def _check_conversations(cx: Context, section: str, data: ChatData) -> Iterator[
                 try:
                     parse(line.text)
                 except ValueError as error:
-                    yield Problem(place, f"{line.place}: {error}", f"choose another file; {HINT}", cx.source_key(key))
+                    yield Problem(place, f"{line.place}: {error}", f"choose another file; {HINT}", cx.source.key(key))
                     break
         except (OSError, EOFError) as error:
             message = f"cannot read {path!r}: {error}"
-            yield Problem(place, message, "choose a file that can be read", cx.source_key(key))
-    if data.eval_path is not None and cx.given(f"{section}.eval_fraction"):
+            yield Problem(place, message, "choose a file that can be read", cx.source.key(key))
+    if data.eval_path is not None and cx.source.given(f"{section}.eval_fraction"):
         message = "eval_fraction has no effect with eval_path, which is the held-out data"
         yield cx.problem(f"{section}.eval_fraction", message, "keep one of eval_fraction and eval_path")
     if problem := template_of(data, cx.config.path).problem:
@@ -192,8 +194,8 @@ _LOOKED_AT_BYTES = 1 << 16
 @rule("BAT119", "packing-not-exact")
 def packing_not_exact(cx: Context) -> Iterator[Problem]:
     """Conversations are packed for a model that does not read each of them as if it were alone."""
-    packed = [key for key, data in cx.datasets if isinstance(data, ChatData) and data.packing]
-    if not packed or cx.by_program:
+    packed = [key for key, data in parts_by_key(cx.spec.data) if isinstance(data, ChatData) and data.packing]
+    if not packed or cx.model.by_program:
         return
     from dslpar.layout import transformers_data_types as data_types
 

@@ -76,8 +76,8 @@ def scaled_before_the_sum(cx: Context) -> Iterator[Problem]:
         if scatters:
             message = f"{name}={value} is not supported with the reduce-scatter of ZeRO stage {zero.stage}"
             yield cx.problem(f"deepspeed.{name}", message, f"leave {name} out, or zero = 1")
-        elif name == "gradient_predivide_factor" and zero.stage and cx.zero_over_d:
-            where = f"if ZeRO also sums gradients over {cx.cuboid.d} ranks that hold equal weights"
+        elif name == "gradient_predivide_factor" and zero.stage and cx.layout.zero_over_d:
+            where = f"if ZeRO also sums gradients over {cx.tensor.cuboid.d} ranks that hold equal weights"
             message = f"{name}={value} is not supported {where}"
             yield cx.problem(f"deepspeed.{name}", message, f"leave {name} out")
 
@@ -114,7 +114,7 @@ def _optimizer_name(cx: Context) -> str:
     optimizer = cx.spec.optimizer
     if isinstance(optimizer, sections.OtherOptimizer):
         return "" if "." in optimizer.target else optimizer.target
-    return type(cx.reading.spec.optimizer).__name__
+    return type(optimizer).__name__
 
 
 def _is_elementwise(name: str) -> bool:

@@ -20,7 +20,7 @@ _GRAMMAR = "one host per line: NAME slots=N"
 @rule("HST101", "bad-hostfile-line")
 def bad_hostfile_line(cx: Context) -> Iterator[Problem]:
     """A line of the hostfile cannot be parsed."""
-    for line in cx.hosts.bad_lines:
+    for line in cx.world.hosts.bad_lines:
         yield Problem(line.location, f"{line.text[:40]!r} {line.reason}", line.hint)
 
 
@@ -28,7 +28,7 @@ def bad_hostfile_line(cx: Context) -> Iterator[Problem]:
 def host_twice(cx: Context) -> Iterator[Problem]:
     """A host occurs twice in the hostfile."""
     first: dict[str, int] = {}
-    for host in cx.hosts.hosts:
+    for host in cx.world.hosts.hosts:
         if host.name in first:
             message = f"duplicate host {host.name}, already on line {first[host.name]}"
             yield Problem(host.location, message, "choose one line for this host, with all of its slots")
@@ -38,7 +38,7 @@ def host_twice(cx: Context) -> Iterator[Problem]:
 @rule("HST103", "unequal-slots")
 def unequal_slots(cx: Context) -> Iterator[Problem]:
     """Hosts have different numbers of slots."""
-    hosts = [host for host in cx.hosts.hosts if host.slots]
+    hosts = [host for host in cx.world.hosts.hosts if host.slots]
     for host in hosts:
         if host.slots != hosts[0].slots:
             message = f"{host.name} has {host.slots} slots, and {hosts[0].name} has {hosts[0].slots}"
@@ -47,16 +47,16 @@ def unequal_slots(cx: Context) -> Iterator[Problem]:
 
 def _common_slots(cx: Context) -> int:
     """Return the most slots that all hosts have, rounded down to whole tensor groups if their size is known."""
-    least = min(host.slots for host in cx.hosts.hosts if host.slots)
+    least = min(host.slots for host in cx.world.hosts.hosts if host.slots)
     with suppress(UnknownValueError):
-        return least // cx.tensor_size * cx.tensor_size or least
+        return least // cx.tensor.size * cx.tensor.size or least
     return least
 
 
 @rule("HST104", "no-slots")
 def no_slots(cx: Context) -> Iterator[Problem]:
     """A host has no slots, or the hostfile has no hosts."""
-    cluster = cx.hosts
+    cluster = cx.world.hosts
     if not cluster.hosts and not cluster.bad_lines:
         yield Problem(Location(cluster.path), "the hostfile has no hosts", _GRAMMAR)
     for host in cluster.hosts:
@@ -69,7 +69,7 @@ def no_slots(cx: Context) -> Iterator[Problem]:
 @rule("HST105", "slots-differ-from-the-world")
 def slots_differ_from_the_world(cx: Context) -> Iterator[Problem]:
     """The number of slots differs from the requested world size."""
-    cluster, requested = cx.hosts, cx.requested_world_size
+    cluster, requested = cx.world.hosts, cx.world.requested_size
     if requested is not None and cluster.hosts and cluster.world_size != requested:
         message = f"{cluster.world_size} slots in all, and the world size is {requested}"
         slots = f"{requested} slots in all" if cluster.from_file else f"{requested} tasks (sbatch --ntasks-per-node)"
@@ -96,13 +96,13 @@ def bad_choice_of_hosts(cx: Context) -> Iterator[Problem]:
 
 
 def _choices(cx: Context, kind: str) -> Iterator[Problem]:
-    return (Problem(one.location, one.message, one.hint) for one in cx.hosts.filter_errors if one.kind == kind)
+    return (Problem(one.location, one.message, one.hint) for one in cx.world.hosts.filter_errors if one.kind == kind)
 
 
 @rule("HST113", "slots-unsaid", "warning")
 def slots_unsaid(cx: Context) -> Iterator[Problem]:
     """Hosts have no number of slots in the hostfile."""
-    alone = [host for host in cx.hosts.hosts if host.syntax == "name"]
+    alone = [host for host in cx.world.hosts.hosts if host.syntax == "name"]
     if alone and all(host.slots == 1 for host in alone):
         name = alone[0].name
         message = (
@@ -114,7 +114,7 @@ def slots_unsaid(cx: Context) -> Iterator[Problem]:
 @rule("HST114", "not-for-deepspeed", "info")
 def not_for_deepspeed(cx: Context) -> Iterator[Problem]:
     """`dslpar` can parse the hostfile, but `deepspeed --hostfile` cannot."""
-    cluster = cx.hosts
+    cluster = cx.world.hosts
     other = [host for host in cluster.hosts if host.syntax in ("colon", "list")]
     if cluster.from_file and other:
         message = f"deepspeed --hostfile cannot parse line {other[0].location.line}; dslpar can"
@@ -124,23 +124,24 @@ def not_for_deepspeed(cx: Context) -> Iterator[Problem]:
 @rule("PERF101", "tensor-group-across-hosts", "warning")
 def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
     """The ranks of a tensor group are on several hosts."""
-    size, hosts = cx.cuboid.size, cx.hosts.hosts
+    cuboid = cx.tensor.cuboid
+    size, hosts = cuboid.size, cx.world.hosts.hosts
     slots = min((host.slots for host in hosts if host.slots), default=0)
     if size > 1 and len(hosts) > 1 and slots and slots % size:
         message = f"tensor groups of {size} ranks on hosts of {slots} slots: {_crossing(cx, size, slots)}"
         # Ranks that share memory are consecutive: z is the fastest axis, then y.
-        memory = cx.cuboid.z * (cx.cuboid.y if "y" in cx.cuboid.token_axes else 1)
-        if cx.cuboid.symmetric_memory and cx.cuboid.token_axes and slots % memory:
+        memory = cuboid.z * (cuboid.y if "y" in cuboid.token_axes else 1)
+        if cuboid.symmetric_memory and cuboid.token_axes and slots % memory:
             message += "; comm_overlap='symmetric_memory' needs GPUs that share memory, on one host (HST234)"
         fitting = divisors(slots)
-        hint = f"{cx.tensor_key}={' or '.join(map(str, fitting[1:] or fitting))}"
-        yield cx.problem(cx.tensor_key, message, hint)
+        hint = f"{cx.tensor.key}={' or '.join(map(str, fitting[1:] or fitting))}"
+        yield cx.problem(cx.tensor.key, message, hint)
 
 
 def _crossing(cx: Context, size: int, slots: int) -> str:
     """Name the first group that crosses hosts. The tensor axis is the fastest, so groups are consecutive ranks."""
     first = slots // size * size
-    hosts, last = cx.hosts.hosts, first + size - 1
+    hosts, last = cx.world.hosts.hosts, first + size - 1
     if any(host.slots != slots for host in hosts) or last // slots >= len(hosts):
         return "some groups cross hosts"
     return f"ranks {first} to {last} are on {hosts[first // slots].name} to {hosts[last // slots].name}"

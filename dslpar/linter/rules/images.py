@@ -15,14 +15,14 @@ from dslpar.schema.sections import ImageModel
 @rule("TEN140", "size-of-image-model-does-not-divide")
 def size_of_image_model_does_not_divide(cx: Context) -> Iterator[Problem]:
     """A size of an image model does not divide over the ranks that shard it."""
-    model = cx.model_of(ImageModel)
+    model = cx.model.of(ImageModel)
     if model.image_size % model.patch_size:
         return  # the number of patches is unknown; TEN141 reports it
-    conditions = layout_of(model).conditions(model, cx.cuboid, model.longest_sample)
+    conditions = layout_of(model).conditions(model, cx.tensor.cuboid, model.longest_sample)
     for key in dict.fromkeys(each.key for each in conditions if not each.holds):
         of_key = [each for each in conditions if each.key == key]
         broken = next(each for each in of_key if not each.holds)
-        name = cx.source_key(f"model.{key}").rpartition(".")[2]
+        name = cx.source.key(f"model.{key}").rpartition(".")[2]
         message = f"{name}: {broken.value} does not divide by {broken.why}"
         yield cx.problem(f"model.{key}", message, _hint(model, key, of_key))
 
@@ -39,7 +39,7 @@ def _hint(model: ImageModel, key: str, conditions: Sequence[Condition]) -> str:
 @rule("TEN141", "image-is-not-patches")
 def image_is_not_patches(cx: Context) -> Iterator[Problem]:
     """image_size is not a multiple of patch_size."""
-    size, patch = cx.model_of(ImageModel).image_size, cx.model_of(ImageModel).patch_size
+    size, patch = cx.model.of(ImageModel).image_size, cx.model.of(ImageModel).patch_size
     if size % patch:
         near = sorted(divisors(size), key=lambda each: abs(each - patch))[:2]
         message = f"patch_size {patch} does not divide image_size {size}"

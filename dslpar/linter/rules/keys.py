@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dslpar.core.errors import WORLD, Location
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
+from dslpar.schema.sections import Model
+
+if TYPE_CHECKING:
+    from dslpar.schema.frameworks import Framework
 
 
 @rule("CFG101", "unknown-key")
@@ -70,18 +75,18 @@ def said_twice(cx: Context) -> Iterator[Problem]:
 @rule("CFG111", "unknown-model", "info")
 def unknown_model(cx: Context) -> Iterator[Problem]:
     """The model's layers are unknown to lint, so the rules about layers are skipped."""
-    if cx.unlisted:
+    if cx.model.unlisted:
         skipped = "rules about layers and sizes are skipped"
-        if not cx.by_program and cx.other_model.is_of_transformers:
+        if not cx.model.by_program and cx.model.other.is_of_transformers:
             skipped = "rules about layers are skipped, and sizes are checked only if model.config has them"
-        message = f"the layers of {cx.unlisted} are not known: {skipped}"
+        message = f"the layers of {cx.model.unlisted} are not known: {skipped}"
         yield cx.problem("model", message, "")
 
 
 @rule("CFG112", "no-world-size", "info")
 def no_world_size(cx: Context) -> Iterator[Problem]:
     """No world size is given, so the rules that need it are skipped."""
-    if cx.world_size is None and cx.cluster is None:
+    if cx.world.size_if_given is None and cx.world.cluster is None:
         message = "no world size is given: rules that need it are skipped"
         yield Problem(Location(WORLD), message, "--world-size N, or --hostfile FILE")
 
@@ -95,12 +100,36 @@ def key_of_another_framework(cx: Context) -> Iterator[Problem]:
 @rule("CFG123", "foreign-config")
 def foreign_config(cx: Context) -> Iterator[Problem]:
     """The file is a config of another framework."""
-    found = cx.foreign
+    found = _framework(cx)
     if found is not None:
         message = f"this is a config of {found.title}, which `dslpar import` converts"
         by_program = "or --program (if a program passes the model to dslpar.initialize)"
         more = "" if cx.config.has("model") else f"; {by_program}"
         yield Problem(Location(cx.config.path), message, f"dslpar import {cx.config.path} -o FILE{more}")
+
+
+def _framework(cx: Context) -> Framework | None:
+    """Return the framework that the config was written for; None for a dslpar config, with or without mistakes.
+
+    A config is foreign if it has mistakes, its model is not of a dslpar family, and it imports a framework's packages
+    or sets that framework's keys. A Python config must set two such keys, since a single one may be the author's own
+    variable. If a program passes the model, the config is never foreign.
+    """
+    model = cx.reading.spec.model
+    ours = isinstance(model, Model) or model.target == "Sequential"
+    if ours or cx.model.by_program or not (cx.reading.misreads or cx.config.findings):
+        return None
+    from dslpar.schema import frameworks  # few configs get here
+
+    path, root = cx.config.path, cx.config.root
+    is_python = path.endswith(".py")
+    text = cx.config.sources.get(path, "")
+    imported = set(frameworks.imported_packages(text, path)) if is_python else set()
+    is_script = not path.endswith((".py", ".yaml", ".yml", ".json"))
+    found = None if "dslpar" in imported else frameworks.recognise(root, path, imported, text if is_script else "")
+    if found is None or not imported.isdisjoint(found.packages) or not is_python:
+        return found
+    return found if len(list(frameworks.names_in(root, found))) > 1 else None
 
 
 RULES = (

@@ -18,9 +18,9 @@ from dslpar.layout.modes import MODES
 from dslpar.layout.resolve import offloads, seq_len_of
 from dslpar.layout.sharding import residual_cuts
 from dslpar.linter.context import Context
-from dslpar.linter.problem import Problem
+from dslpar.linter.problem import Problem, require
 from dslpar.linter.rule import rule
-from dslpar.schema.sections import Model, OtherModel, TokenModel
+from dslpar.schema.sections import LRScheduler, Model, OtherLRScheduler, OtherModel, TokenModel
 
 
 @rule("DEAD110", "options-of-one-rank", "warning")
@@ -51,7 +51,7 @@ def chunks_without_effect(cx: Context) -> Iterator[Problem]:
     for key, count, why in counts:
         if count > 1 and why:
             yield cx.problem(key, f"{key.rpartition('.')[2]} has no effect: {why}", "leave it out")
-    tokens = seq_len_of(cx.spec) // ranks(cx.cuboid, residual_cuts(cx.cuboid).sequence)
+    tokens = seq_len_of(cx.spec) // ranks(cx.tensor.cuboid, residual_cuts(cx.tensor.cuboid).sequence)
     for key, count, why in counts:
         if not why and count > max(tokens, 1):
             yield cx.problem(key, f"{count} chunks for {tokens} tokens of a sequence on each rank", f"at most {tokens}")
@@ -67,8 +67,8 @@ def _has_vocabulary_head(model: Model | OtherModel) -> bool:
 @rule("DEAD111", "order-of-one-axis", "warning")
 def order_of_one_axis(cx: Context) -> Iterator[Problem]:
     """parallel.order makes no difference, since the pipeline size or the data size is 1."""
-    if cx.spec.parallel.order == mesh.LEGACY_ORDER and (cx.stages == 1 or cx.data_size == 1):
-        why = "the pipeline has one stage" if cx.stages == 1 else "data is 1"
+    if cx.spec.parallel.order == mesh.LEGACY_ORDER and (cx.pipeline.stages == 1 or cx.layout.data_size == 1):
+        why = "the pipeline has one stage" if cx.pipeline.stages == 1 else "data is 1"
         yield cx.problem("parallel.order", f"order has no effect: {why}", "leave it out")
 
 
@@ -76,7 +76,7 @@ def order_of_one_axis(cx: Context) -> Iterator[Problem]:
 def evaluation_that_never_runs(cx: Context) -> Iterator[Problem]:
     """train.eval_steps is set, but the run never evaluates."""
     train = cx.spec.train
-    if cx.given("train.eval_steps") and train.eval_interval is None and train.eval_steps:
+    if cx.source.given("train.eval_steps") and train.eval_interval is None and train.eval_steps:
         message = "eval_steps has no effect on training, which never evaluates; only --eval-only uses it"
         yield cx.problem("train.eval_steps", message, "leave it out; or add eval_interval=... to train")
 
@@ -84,13 +84,13 @@ def evaluation_that_never_runs(cx: Context) -> Iterator[Problem]:
 @rule("DEAD113", "interval-longer-than-the-run", "warning")
 def interval_longer_than_the_run(cx: Context) -> Iterator[Problem]:
     """An interval is longer than the run."""
-    train, trial = cx.spec.train, cx.at("train.steps").path == COMMAND_LINE
+    train, trial = cx.spec.train, cx.source.at("train.steps").path == COMMAND_LINE
     for name, what in _INTERVALS.items():
         interval = getattr(train, name)
         key = f"train.{name}"
         if interval is None or interval <= train.steps:
             continue
-        if not trial or cx.at(key).path == COMMAND_LINE:
+        if not trial or cx.source.at(key).path == COMMAND_LINE:
             message = f"{name} {interval} in a run of {train.steps} steps: {what}"
             yield cx.problem(key, message, f"at most {train.steps}, or train.steps={interval}")
 
@@ -109,15 +109,16 @@ def no_copies_to_compare(cx: Context) -> Iterator[Problem]:
     if cx.spec.train.check_replicas is None:
         return
     tied = getattr(cx.spec.model, "tie_embeddings", True)  # other classes may tie weights
-    if cx.num_copies == 1 and cx.cuboid.size == 1 and (cx.stages == 1 or not tied):
-        why = "one rank" if cx.world == 1 else f"{cx.stages} stages, each on one rank, and no tied weights"
+    stages = cx.pipeline.stages
+    if cx.layout.num_copies == 1 and cx.tensor.cuboid.size == 1 and (stages == 1 or not tied):
+        why = "one rank" if cx.world.size == 1 else f"{stages} stages, each on one rank, and no tied weights"
         yield cx.problem("train.check_replicas", f"check_replicas has no copies to compare: {why}", "leave it out")
 
 
 @rule("DEAD127", "difference-never-looked-for", "warning")
 def difference_never_looked_for(cx: Context) -> Iterator[Problem]:
     """train.on_replica_difference is set without train.check_replicas."""
-    if cx.given("train.on_replica_difference") and cx.spec.train.check_replicas is None:
+    if cx.source.given("train.on_replica_difference") and cx.spec.train.check_replicas is None:
         message = "on_replica_difference has no effect: without check_replicas nothing is compared"
         yield cx.problem("train.on_replica_difference", message, "add check_replicas=... to train; or leave it out")
 
@@ -125,7 +126,7 @@ def difference_never_looked_for(cx: Context) -> Iterator[Problem]:
 @rule("DEAD114", "floor-of-a-constant", "warning")
 def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
     """min_lr is set, but the learning rate is constant."""
-    scheduler = cx.own_lr_scheduler
+    scheduler = require(cx.spec.lr_scheduler, LRScheduler)
     low, peak = scheduler.min_lr, cx.spec.optimizer.lr
     if scheduler.type == "constant" and 0 < low <= peak:  # BAT106 reports a min_lr above the peak
         message = f"min_lr {low} has no effect: the learning rate is constant"
@@ -136,7 +137,7 @@ def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
 def nothing_to_shard(cx: Context) -> Iterator[Problem]:
     """ZeRO has nothing to shard: no two ranks hold the same weights."""
     if _shards_nothing(cx):
-        ranks = f"{cx.world} / (pipeline {cx.stages} * tensor {cx.cuboid.size}) = 1"
+        ranks = f"{cx.world.size} / (pipeline {cx.pipeline.stages} * tensor {cx.tensor.cuboid.size}) = 1"
         message = f"ZeRO {cx.spec.zero.stage} saves nothing: data is {ranks}"
         yield cx.problem("zero.stage", message, "zero = 0; or choose smaller sizes of pipeline and tensor")
 
@@ -146,7 +147,7 @@ def _shards_nothing(cx: Context) -> bool:
     half = cx.spec.precision.dtype != "fp32"
     if not cx.spec.zero.stage or half or offloads(cx.spec, "optimizer") or offloads(cx.spec, "param"):
         return False
-    return cx.num_copies == 1 and cx.world > 1
+    return cx.layout.num_copies == 1 and cx.world.size > 1
 
 
 @rule("DEAD116", "zero-key-of-another-stage", "warning")
@@ -159,12 +160,12 @@ def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
         if stage not in stages:
             where = f"it is for stage {_either(stages)}" if stages else "DeepSpeed never uses it"
             message = f"{name} has no effect at ZeRO stage {stage}: {where}"
-            legal = [stage for stage in stages if stage < 2 or cx.stages == 1]
+            legal = [stage for stage in stages if stage < 2 or cx.pipeline.stages == 1]
             legal = [3] if name == "pipeline_loading_checkpoint" and 3 in legal else legal  # ZER108 rejects 1 and 2
             hint += f", or stage={_either(legal)}" if legal else ""
         elif name == "overlap_comm" and extra[name] and overlaps_reduction(cx.spec):
             message = f"overlap_comm=True has no effect at ZeRO stage {stage}: dslpar overlaps the reduction anyway"
-        elif name == "overlap_comm" and extra[name] and cx.stages > 1:
+        elif name == "overlap_comm" and extra[name] and cx.pipeline.stages > 1:
             message = "overlap_comm has no effect with a pipeline: DeepSpeed turns it off"
         else:
             continue
@@ -182,9 +183,9 @@ def gather_without_effect(cx: Context) -> Iterator[Problem]:
         yield cx.problem(
             key,
             f"overlap_param_gather has no effect at ZeRO stage {stage}: {why}",
-            f"{hint}, or stage={_either((1, 2) if cx.stages == 1 else (1,))}",
+            f"{hint}, or stage={_either((1, 2) if cx.pipeline.stages == 1 else (1,))}",
         )
-    elif cx.num_copies == 1 and cx.world > 1 and not _shards_nothing(cx):
+    elif cx.layout.num_copies == 1 and cx.world.size > 1 and not _shards_nothing(cx):
         yield cx.problem(key, "overlap_param_gather has no effect: data is 1, and each rank has all weights", hint)
 
 
@@ -249,7 +250,7 @@ def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
 @rule("DEAD121", "overlap-in-compiled-layers", "warning")
 def overlap_in_compiled_layers(cx: Context) -> Iterator[Problem]:
     """comm_overlap has no effect in layers that torch compiles."""
-    if cx.cuboid.comm_overlap and cx.spec.train.compiles_layers:
+    if cx.tensor.cuboid.comm_overlap and cx.spec.train.compiles_layers:
         message = "comm_overlap has no effect if torch compiles the layers: their collectives are not split"
         yield cx.problem(
             "parallel.tensor.comm_overlap", message, "leave comm_overlap out; or train.compile_components=['loss']"
@@ -259,7 +260,7 @@ def overlap_in_compiled_layers(cx: Context) -> Iterator[Problem]:
 @rule("DEAD125", "nothing-through-symmetric-memory", "warning")
 def nothing_through_symmetric_memory(cx: Context) -> Iterator[Problem]:
     """comm_overlap='symmetric_memory' has no effect beyond True: the mode does not split tokens over y or z."""
-    cuboid = cx.cuboid
+    cuboid = cx.tensor.cuboid
     takes_it = cuboid.size > 1 and "comm_overlap" in MODES[str(cuboid.mode)].options
     if cuboid.symmetric_memory and takes_it and not (cuboid.token_axes or cx.spec.train.compiles_layers):
         message = "comm_overlap='symmetric_memory' has the effect of True: no layer gathers or sums tokens in this mode"
@@ -270,7 +271,7 @@ def nothing_through_symmetric_memory(cx: Context) -> Iterator[Problem]:
 @rule("DEAD124", "compile-options-alone", "warning")
 def compile_options_alone(cx: Context) -> Iterator[Problem]:
     """train.compile_components or train.compile_backend is set without train.compile."""
-    given = [name for name in ("compile_components", "compile_backend") if cx.given(f"train.{name}")]
+    given = [name for name in ("compile_components", "compile_backend") if cx.source.given(f"train.{name}")]
     if given and not cx.spec.train.compile:
         message = f"{' and '.join(given)} {'have' if len(given) > 1 else 'has'} no effect without train.compile=True"
         yield cx.problem(f"train.{given[0]}", message, f"train.compile=True; or leave {' and '.join(given)} out")
@@ -280,7 +281,7 @@ def compile_options_alone(cx: Context) -> Iterator[Problem]:
 def schedule_without_stages(cx: Context) -> Iterator[Problem]:
     """A pipeline schedule is set, but there is no pipeline."""
     schedule = cx.spec.schedule
-    if cx.stages == 1 and cx.given("schedule.type") and schedule is not None and schedule.type:
+    if cx.pipeline.stages == 1 and cx.source.given("schedule.type") and schedule is not None and schedule.type:
         message = "schedule.type has no effect: the pipeline has one stage"
         count = f", and write batch.accumulation={schedule.num_microbatches}" if schedule.num_microbatches else ""
         hint = f"leave schedule out{count}; or choose a size of the pipeline"
@@ -291,8 +292,10 @@ def schedule_without_stages(cx: Context) -> Iterator[Problem]:
 def one_chunk_interleaved(cx: Context) -> Iterator[Problem]:
     """The interleaved schedule has one chunk per rank, and so is the same as '1f1b'."""
     schedule, key = cx.spec.schedule, "schedule.num_model_chunks"
-    if cx.stages > 1 and schedule is not None and schedule.type == "interleaved" and schedule.num_model_chunks == 1:
-        name = cx.source_key(key).rpartition(".")[2]
+    if cx.pipeline.stages == 1 or schedule is None:
+        return
+    if schedule.type == "interleaved" and schedule.num_model_chunks == 1:
+        name = cx.source.key(key).rpartition(".")[2]
         message = f"type='interleaved' has no effect: with {name} 1 the schedule is '1f1b'"
         yield cx.problem(key, message, f"{name}=2; or schedule.type='1f1b'")
 
@@ -314,12 +317,13 @@ def nothing_to_keep(cx: Context) -> Iterator[Problem]:
 @rule("DEAD106", "lr-without-effect", "warning")
 def lr_without_effect(cx: Context) -> Iterator[Problem]:
     """optimizer.lr has no effect, since the scheduler sets another peak."""
-    name, args = cx.other_lr_scheduler.target, cx.other_lr_scheduler.args
+    scheduler = require(cx.spec.lr_scheduler, OtherLRScheduler)
+    name, args = scheduler.target, scheduler.args
     from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 
     key = LR_SCHEDULERS[name].sets_lr
     lr = cx.spec.optimizer.lr
-    if cx.given("optimizer.lr") and args.get(key, lr) != lr:
+    if cx.source.given("optimizer.lr") and args.get(key, lr) != lr:
         message = f"optimizer.lr {lr} has no effect: {name} has {key} {args[key]}"
         yield cx.problem("optimizer.lr", message, f"keep one of optimizer.lr and lr_scheduler.{key}")
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from dslpar.layout.resolve import offloads
 from dslpar.linter.context import Context
-from dslpar.linter.problem import Problem
+from dslpar.linter.problem import Problem, require
 from dslpar.linter.rule import rule
+from dslpar.schema.sections import OtherOptimizer
 
 
 @rule("ZER104", "offload-without-shards")
@@ -23,7 +24,7 @@ def offload_without_shards(cx: Context) -> Iterator[Problem]:
 @rule("ZER105", "optimizer-in-the-wrong-place")
 def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
     """The optimizer runs on the CPU and offload is off, or it runs on the accelerator and offload is on."""
-    name, offloaded = cx.other_optimizer.target, offloads(cx.spec, "optimizer")
+    name, offloaded = require(cx.spec.optimizer, OtherOptimizer).target, offloads(cx.spec, "optimizer")
     from dslpar.schema.torch_optimizers import named
 
     row = named(name)

@@ -15,7 +15,7 @@ from dslpar.schema.parallel_forms import stated_replicas
 @rule("PAR101", "world-not-a-multiple")
 def world_not_a_multiple(cx: Context) -> Iterator[Problem]:
     """The world size is not a multiple of pipeline * tensor."""
-    replica, world = _Replica(cx), cx.world
+    replica, world = _Replica(cx), cx.world.size
     if world > replica.ranks and world % replica.ranks:
         below = world // replica.ranks * replica.ranks
         message = f"a world of {world} is not a multiple of {replica.product}"
@@ -31,8 +31,8 @@ def world_not_a_multiple(cx: Context) -> Iterator[Problem]:
 def too_few_ranks(cx: Context) -> Iterator[Problem]:
     """One replica needs more ranks than the world has."""
     replica = _Replica(cx)
-    if cx.world < replica.ranks:
-        message = f"one replica needs {replica.product} ranks, and the world has {cx.world}"
+    if cx.world.size < replica.ranks:
+        message = f"one replica needs {replica.product} ranks, and the world has {cx.world.size}"
         yield cx.problem(replica.keys, message, f"start at least {replica.ranks} ranks; or choose smaller sizes")
 
 
@@ -40,16 +40,19 @@ def too_few_ranks(cx: Context) -> Iterator[Problem]:
 def data_size_differs(cx: Context) -> Iterator[Problem]:
     """The data size is not world / (pipeline * tensor)."""
     for key, size in stated_replicas(cx.spec).items():
-        if size != cx.data_size:
-            ranks = cx.stages * cx.tensor_size
-            message = f"data is {cx.world} / {ranks} = {cx.data_size}, not {size}"
-            yield cx.problem(key, message, f"write {cx.data_size}, or leave it out, or start {size * ranks} ranks")
+        if size != (data := cx.layout.data_size):
+            ranks = cx.pipeline.stages * cx.tensor.size
+            message = f"data is {cx.world.size} / {ranks} = {data}, not {size}"
+            yield cx.problem(key, message, f"write {data}, or leave it out, or start {size * ranks} ranks")
 
 
 @rule("PAR104", "two-forms-differ")
 def two_forms_differ(cx: Context) -> Iterator[Problem]:
     """`parallel` and `train.dist` describe different layouts."""
-    if not cx.given("parallel") or not (cx.from_parallel("pipeline") or cx.from_parallel("tensor")):
+    if not cx.source.given("parallel"):
+        return
+    in_parallel = {"pipeline": cx.spec.parallel.pipeline is not None, "tensor": cx.spec.parallel.tensor is not None}
+    if not any(in_parallel.values()):
         return
     dist, tensor, pipeline = cx.spec.train.dist, cx.spec.parallel.tensor, cx.spec.parallel.pipeline
     differing = []
@@ -67,7 +70,7 @@ def two_forms_differ(cx: Context) -> Iterator[Problem]:
         differing.append(("custom_pipeline_stage_id", "pipeline", difference))
     for name, axis, difference in differing:
         key = f"train.dist.{name}"
-        hint = f"keep one of {key} and parallel.{axis}" if cx.from_parallel(axis) else f"leave {key} out"
+        hint = f"keep one of {key} and parallel.{axis}" if in_parallel[axis] else f"leave {key} out"
         if pipeline and key == "train.dist.custom_pipeline_stage_id":
             hint = f"leave {key} out, or write it under parallel.pipeline.stage_ids"
         yield cx.problem(key, f"{key} {difference}", hint)
@@ -82,12 +85,12 @@ class _Replica:
     def __init__(self, cx: Context) -> None:
         known = []
         with suppress(UnknownValueError):
-            known.append((cx.stages, "pipeline", cx.pipeline_key))
+            known.append((cx.pipeline.stages, "pipeline", cx.pipeline.key))
         with suppress(UnknownValueError):
-            context = cx.context_beside
+            context = _context_beside_tensor(cx)
             known += [(context, "context", "parallel.context.size")] if context > 1 else []
-            name = "context" if cx.tensor_key == "parallel.context.size" else "tensor"
-            known.append((cx.tensor_size // context, name, cx.tensor_key))
+            name = "context" if cx.tensor.key == "parallel.context.size" else "tensor"
+            known.append((cx.tensor.size // context, name, cx.tensor.key))
         self.complete = len(known) >= 2
         sizes = [axis for axis in known if axis[0] > 1]
         self.ranks = prod(size for size, _, _ in sizes)
@@ -95,6 +98,12 @@ class _Replica:
         self.product = " * ".join(f"{name} {size}" for size, name, _ in sizes) + total
         # The larger axis comes first: if two do not fit, it is the likelier one to change.
         self.keys = tuple(key for _, _, key in sorted(sizes, key=lambda axis: -axis[0]))
+
+
+def _context_beside_tensor(cx: Context) -> int:
+    """Return the ranks of context parallelism if it is combined with a tensor mode, else 1."""
+    context = cx.spec.parallel.context
+    return context.size if context is not None and cx.tensor.section is not None else 1
 
 
 RULES = (world_not_a_multiple, too_few_ranks, data_size_differs, two_forms_differ)

@@ -6,7 +6,7 @@ import os.path
 from collections.abc import Iterator
 
 from dslpar.core.errors import DslparError
-from dslpar.core.project import find_project
+from dslpar.core.project import find_project, trusted_packages
 from dslpar.language.tree import Node
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
@@ -23,7 +23,7 @@ def untrusted_target(cx: Context) -> Iterator[Problem]:
         return
     from dslpar.linter.targets import targets_of  # most configs name only dslpar's and torch's classes
 
-    for target in targets_of(cx.config.root, cx.trusted):
+    for target in targets_of(cx.config.root, trusted_packages(cx.config.trusted)):
         if not target.allowed_by:
             hint = target.hint + _vouched_for_by_itself(cx, target.name)
             yield Problem(target.location, target.message, hint, target.key)

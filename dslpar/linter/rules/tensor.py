@@ -20,7 +20,7 @@ _OPTIONS = tuple(dict.fromkeys(option for row in MODES.values() for option in ro
 @rule("TEN101", "no-mode")
 def no_mode(cx: Context) -> Iterator[Problem]:
     """Tensor parallelism over more than one rank has no mode."""
-    tensor = cx.tensor
+    tensor = cx.tensor.section
     if tensor is not None and tensor.mode is None and tensor.size > 1:
         message = f"tensor parallelism of size {tensor.size} has no mode"
         yield cx.problem("parallel.tensor.size", message, f"tensor=dict(size={tensor.size}, mode='1d')")
@@ -47,7 +47,7 @@ def not_a_square(cx: Context) -> Iterator[Problem]:
 @rule("TEN105", "no-depth")
 def no_depth(cx: Context) -> Iterator[Problem]:
     """Mode '2.5d' has no depth."""
-    tensor = cx.tensor
+    tensor = cx.tensor.section
     if tensor is not None and tensor.mode == "2.5d" and tensor.depth is None and tensor.size > 1:
         depths = [str(depth) for depth in _depths(tensor.size)]
         yield cx.problem("parallel.tensor.mode", "mode '2.5d' needs a depth", f"depth={' or '.join(depths)}")
@@ -56,7 +56,7 @@ def no_depth(cx: Context) -> Iterator[Problem]:
 @rule("TEN106", "not-depth-times-square")
 def not_depth_times_square(cx: Context) -> Iterator[Problem]:
     """The size of mode '2.5d' is not depth * q * q."""
-    tensor = cx.tensor
+    tensor = cx.tensor.section
     if tensor is not None and tensor.mode == "2.5d" and tensor.depth and MODES["2.5d"].axes(tensor) is None:
         message = f"size {tensor.size} is not depth {tensor.depth} times a square"
         depths = " or ".join(map(str, _depths(tensor.size)))
@@ -68,7 +68,7 @@ def not_depth_times_square(cx: Context) -> Iterator[Problem]:
 @rule("TEN107", "shape-is-not-the-size")
 def shape_is_not_the_size(cx: Context) -> Iterator[Problem]:
     """Mode 'cuboid' has no shape, or the product of the shape is not the size."""
-    tensor = cx.tensor
+    tensor = cx.tensor.section
     if tensor is None or tensor.mode != "cuboid" or MODES["cuboid"].axes(tensor) is not None:
         return
     if tensor.shape is None:
@@ -98,7 +98,7 @@ def option_of_another_mode(cx: Context) -> Iterator[Problem]:
 @rule("TEN109", "context-does-not-combine")
 def context_does_not_combine(cx: Context) -> Iterator[Problem]:
     """Context parallelism cannot be combined with this tensor mode, or ulysses_size does not divide its size."""
-    tensor, context = cx.tensor, cx.spec.parallel.context
+    tensor, context = cx.tensor.section, cx.spec.parallel.context
     if context is None:
         return
     if tensor is not None and not combines(tensor, context):
@@ -123,7 +123,7 @@ def ulysses_size_without_hybrid(cx: Context) -> Iterator[Problem]:
 @rule("DEAD109", "keep-without-effect", "warning")
 def keep_without_effect(cx: Context) -> Iterator[Problem]:
     """parallel.tensor.keep names activations or weights that no layer gathers."""
-    tensor, cuboid = cx.tensor, cx.cuboid
+    tensor, cuboid = cx.tensor.section, cx.tensor.cuboid
     if tensor is None or tensor.keep is None or (tensor.size == 1 and tensor.mode):
         return  # DEAD110 reports options of one rank
     kept = {"x": {"x"}, "w": {"w"}, "both": {"x", "w"}, "none": set()}[tensor.keep]
@@ -142,8 +142,8 @@ def keep_without_effect(cx: Context) -> Iterator[Problem]:
 @rule("TEN130", "layers-not-parallel")
 def layers_not_parallel(cx: Context) -> Iterator[Problem]:
     """A layers_cfg has torch.nn layers with parameters, which tensor parallelism does not shard."""
-    model, size = cx.other_model, cx.cuboid.size
-    if size == 1 or cx.unlisted:
+    model, size = cx.model.other, cx.tensor.cuboid.size
+    if size == 1 or cx.model.unlisted:
         return
     from dslpar.schema.torch_layers import LAYERS  # most configs do not need it
 
@@ -155,7 +155,7 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
             yield Problem(
                 cx.config.at(key),
                 message,
-                f"{cx.tensor_key}=1; or choose layers of dslpar.layers, by their full names",
+                f"{cx.tensor.key}=1; or choose layers of dslpar.layers, by their full names",
                 key,
             )
             return
@@ -164,9 +164,9 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
 @rule("TEN204", "sequence-does-not-divide")
 def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
     """The sequence length is not a multiple of the number of ranks that split the sequence."""
-    longest, key = cx.longest_sequence
+    longest, key = cx.model.longest_sequence
     length = cx.spec.data.seq_len or longest
-    for by in (condition.by for condition in divisors.sequence(length, cx.cuboid) if not condition.holds):
+    for by in (condition.by for condition in divisors.sequence(length, cx.tensor.cuboid) if not condition.holds):
         from dslpar.layout.nearest import multiples  # only a mistake needs it
 
         legal = [str(size) for size in multiples(length, by) if not cx.spec.data.seq_len or size <= longest]
@@ -193,7 +193,7 @@ def _roots(value: float, power: int) -> tuple[int, int]:
 def _fitting(cx: Context, sizes: list[int]) -> list[int]:
     """Return the tensor sizes that divide the world; all of them if the world size is unknown."""
     with suppress(UnknownValueError):
-        return [size for size in sizes if cx.world % (cx.stages * size) == 0]
+        return [size for size in sizes if cx.world.size % (cx.pipeline.stages * size) == 0]
     return sizes
 
 
@@ -203,7 +203,7 @@ def _depths(size: int) -> list[int]:
 
 
 def _not_a_power(cx: Context, mode: str, power: int) -> Iterator[Problem]:
-    tensor = cx.tensor
+    tensor = cx.tensor.section
     if tensor is None or tensor.mode != mode or MODES[mode].axes(tensor) is not None:
         return
     below, above = (root**power for root in _roots(tensor.size, power))

@@ -29,7 +29,7 @@ _SAVED = "choose a folder that transformers' save_pretrained wrote"
 
 
 def _model(cx: Context) -> TransformersModel:
-    if not cx.other_model.is_of_transformers:  # most configs end here and skip the import
+    if not cx.model.other.is_of_transformers:  # most configs end here and skip the import
         raise UnknownValueError("model")
     from dslpar.linter.transformers_model import TransformersModel
 
@@ -124,7 +124,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
     sizes = transformers_sizes.sizes_of(model.config)
     roles = {size.key: role for role, size in sizes.items()}
     wrong: dict[str, Condition] = {}
-    for each in transformers_sizes.conditions(model.config, cx.cuboid):
+    for each in transformers_sizes.conditions(model.config, cx.tensor.cuboid):
         if not each.holds:
             wrong.setdefault(each.key, each)
     for key, each in wrong.items():
@@ -174,7 +174,7 @@ def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
 @rule("PERF110", "empty-places-of-experts", "warning")
 def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
     """The experts of a transformers model do not divide evenly over the tensor group."""
-    model, ranks = _model(cx), cx.cuboid.size
+    model, ranks = _model(cx), cx.tensor.cuboid.size
     experts = model.size("experts")
     places = -(-experts // ranks) * ranks
     if places != experts:
@@ -187,7 +187,7 @@ def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
 @rule("TEN134", "attention-beyond-context-parallelism")
 def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
     """Context parallelism does not support this model's attention: a soft cap, a bias, or scores of its own."""
-    if cx.cuboid.context == 1:
+    if cx.tensor.cuboid.context == 1:
         return
     model = _model(cx)
     for key, what in beyond_masks(model.config.values):
@@ -213,14 +213,17 @@ _WHOLE = ("leave parallel.context out", "choose another tensor mode")
 @rule("TEN133", "no-policy-for-class")
 def no_policy_for_class(cx: Context) -> Iterator[Problem]:
     """A transformers class has no policy, so it cannot be split over several tensor ranks or stages."""
-    model = cx.other_model
-    if not model.is_of_transformers or (cx.cuboid.size == 1 and cx.stages == 1) or "policy" in model.args:
+    model = cx.model.other
+    if not model.is_of_transformers:
+        return
+    num_ranks = cx.tensor.cuboid.size * cx.pipeline.stages
+    if num_ranks == 1 or "policy" in model.args:
         return
     from dslpar.schema.transformers_policies import DERIVED, POLICIES
 
     name, known = model.target.rpartition(".")[2], {*POLICIES, *DERIVED}
     if name not in known:
-        message = f"{name} has no policy, without which it cannot be split over {cx.cuboid.size * cx.stages} ranks"
+        message = f"{name} has no policy, without which it cannot be split over {num_ranks} ranks"
         hint = "choose a class of docs/transformers.md; or add policy=dict(...) (`dslpar explain TEN234`)"
         yield cx.problem("model.type", message, hint)
 
@@ -228,8 +231,11 @@ def no_policy_for_class(cx: Context) -> Iterator[Problem]:
 @rule("TEN135", "mode-does-not-fit-class")
 def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
     """The tensor mode splits something that a transformers class keeps whole: all of ResNet, sequences of Swin."""
-    model = cx.other_model
-    if not model.is_of_transformers or cx.cuboid.size == 1 or "policy" in model.args:
+    model = cx.model.other
+    if not model.is_of_transformers:
+        return
+    cuboid = cx.tensor.cuboid
+    if cuboid.size == 1 or "policy" in model.args:
         return
     name = model.target.rpartition(".")[2]
     from dslpar.schema.transformers_policies import POLICIES
@@ -238,9 +244,9 @@ def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
     if policy is None:
         return
     if not policy.regions:
-        message = f"{name} cannot be split over {cx.cuboid.size} tensor ranks: dslpar can split none of its layers"
-        yield cx.problem(cx.tensor_key, message, f"{cx.tensor_key}=1: data and pipeline ranks can train it")
-    elif policy.grid and any(ranks(cx.cuboid, cuts(cx.cuboid).sequence) > 1 for cuts in (residual_cuts, inner_cuts)):
+        message = f"{name} cannot be split over {cuboid.size} tensor ranks: dslpar can split none of its layers"
+        yield cx.problem(cx.tensor.key, message, f"{cx.tensor.key}=1: data and pipeline ranks can train it")
+    elif policy.grid and any(ranks(cuboid, cuts(cuboid).sequence) > 1 for cuts in (residual_cuts, inner_cuts)):
         message = f"{name} arranges tokens on a grid, and this mode splits sequences"
         yield cx.problem("parallel.tensor", message, "choose mode '1d' without sequence, or '2d'")
 
@@ -249,15 +255,16 @@ def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
 def tokens_of_image_do_not_divide(cx: Context) -> Iterator[Problem]:
     """The tokens of an image in ViT or ViTMAE do not divide over the ranks that split sequences."""
     model = _model(cx)
-    by = math.lcm(*(ranks(cx.cuboid, cuts(cx.cuboid).sequence) for cuts in (residual_cuts, inner_cuts)))
+    cuboid = cx.tensor.cuboid
+    by = math.lcm(*(ranks(cuboid, cuts(cuboid).sequence) for cuts in (residual_cuts, inner_cuts)))
     for tokens, where in _tokens_of_image(model.config):
         if tokens % by:
             message = f"makes {tokens} tokens{where}, with the class token"
-            message += f", and mode {cx.cuboid.mode!r} splits them over {by} ranks"
+            message += f", and mode {cuboid.mode!r} splits them over {by} ranks"
             key = "image_size"
             given = "config" if key in model.config.keys else "file" if key in model.config.in_file else ""
             message = f"image_size {model.config.number(key)} {message}"
-            other = "leave parallel.tensor.sequence out" if cx.cuboid.mode == "1d" else f"{cx.tensor_key}=1"
+            other = "leave parallel.tensor.sequence out" if cuboid.mode == "1d" else f"{cx.tensor.key}=1"
             hint = f"{other}; or choose another image_size"
             yield model.problem_of_key(model.config.keys.get(key, key), given, message, hint)
             return
@@ -278,7 +285,7 @@ def _tokens_of_image(config: TransformersConfig) -> Iterator[tuple[int, str]]:
 @rule("CFG126", "policy-not-understood")
 def policy_not_understood(cx: Context) -> Iterator[Problem]:
     """A policy has an unknown name or unknown keys, or lacks a required key."""
-    policy = cx.other_model.args.get("policy") if cx.other_model.is_of_transformers else None
+    policy = cx.model.other.args.get("policy") if cx.model.other.is_of_transformers else None
     if policy is None or policy == "derived":
         return
     from dslpar.schema.policy import as_policy

@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from dslpar.layout.divisors import divisors
 from dslpar.layout.resolve import offloads
 from dslpar.linter.context import Context
-from dslpar.linter.problem import Problem
+from dslpar.linter.problem import Problem, require
 from dslpar.linter.rule import rule
 from dslpar.linter.rules.offload import is_cpu_adam
+from dslpar.schema.sections import OtherOptimizer
 
 
 @rule("ZER101", "zero-with-pipeline")
 def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
     """ZeRO 2 or 3 does not work with a pipeline."""
     stage = cx.spec.zero.stage
-    if stage > 1 and cx.stages > 1:
-        message = f"ZeRO stage {stage} is not supported with a pipeline of {cx.stages} stages"
-        yield cx.problem("zero.stage", message, f"zero.stage=1, or {cx.pipeline_key}=1")
+    if stage > 1 and cx.pipeline.stages > 1:
+        message = f"ZeRO stage {stage} is not supported with a pipeline of {cx.pipeline.stages} stages"
+        yield cx.problem("zero.stage", message, f"zero.stage=1, or {cx.pipeline.key}=1")
 
 
 @rule("ZER102", "no-gradient-norm")
@@ -32,7 +33,7 @@ def no_gradient_norm(cx: Context) -> Iterator[Problem]:
 @rule("ZER103", "optimizer-not-elementwise")
 def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
     """The optimizer needs whole tensors, but ZeRO or tensor parallelism shards them."""
-    optimizer = cx.other_optimizer
+    optimizer = require(cx.spec.optimizer, OtherOptimizer)
     from dslpar.schema.torch_optimizers import elementwise, named
 
     if elementwise(optimizer.target):
@@ -46,8 +47,8 @@ def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
     if cx.spec.zero.stage:
         hint = f"zero = 0, or {elementwise_one}{more}"
         yield cx.problem("optimizer", f"{message}, and ZeRO {cx.spec.zero.stage} shards tensors", hint)
-    if cx.cuboid.q * cx.cuboid.y * cx.cuboid.z > 1:
-        hint = f"{cx.tensor_key}=1, or {elementwise_one}{more}"
+    if cx.tensor.cuboid.q * cx.tensor.cuboid.y * cx.tensor.cuboid.z > 1:
+        hint = f"{cx.tensor.key}=1, or {elementwise_one}{more}"
         yield cx.problem("optimizer", f"{message}, and tensor parallelism shards tensors", hint)
 
 
@@ -125,12 +126,12 @@ def secondary_shards(cx: Context) -> Iterator[Problem]:
     size, key = int(cx.spec.zero.extra.get("zero_hpz_partition_size", 1)), "zero.zero_hpz_partition_size"
     if size < 2 or cx.spec.zero.stage != 3:
         return
-    if cx.cuboid.size > 1:
-        message = f"secondary shards are not supported with tensor parallelism over {cx.cuboid.size} ranks"
-        yield cx.problem(key, message, f"leave zero_hpz_partition_size out, or {cx.tensor_key}=1")
-    elif cx.world % min(size, cx.world):
-        fitting = " or ".join(map(str, divisors(cx.world)[1:]))
-        message = f"{cx.world} ranks are not a multiple of zero_hpz_partition_size {size}"
+    if cx.tensor.cuboid.size > 1:
+        message = f"secondary shards are not supported with tensor parallelism over {cx.tensor.cuboid.size} ranks"
+        yield cx.problem(key, message, f"leave zero_hpz_partition_size out, or {cx.tensor.key}=1")
+    elif (world := cx.world.size) % min(size, world):
+        fitting = " or ".join(map(str, divisors(world)[1:]))
+        message = f"{world} ranks are not a multiple of zero_hpz_partition_size {size}"
         yield cx.problem(key, message, f"{fitting}: best the ranks of one host")
 
 
@@ -149,7 +150,7 @@ def optimizer_keeps_fp32(cx: Context) -> Iterator[Problem]:
     if not (extra.get("bf16_optimizer_states") and extra.get("bf16_master_weights_and_grads")):
         return  # PRE102 reports bf16 states without bf16 masters
     offloaded = offloads(cx.spec, "optimizer") and is_cpu_adam(cx)
-    if offloaded and cx.other_optimizer.args.get("fp32_optimizer_states", True):
+    if offloaded and require(cx.spec.optimizer, OtherOptimizer).args.get("fp32_optimizer_states", True):
         message = "bf16_optimizer_states is on, and DeepSpeedCPUAdam keeps its states in fp32"
         yield cx.problem(("optimizer.fp32_optimizer_states", "optimizer"), message, "add fp32_optimizer_states=False")
 

@@ -26,7 +26,7 @@ _MOST_PADDING = 0.05
 
 
 def _gpt(cx: Context) -> GPT:
-    return cx.model_of(GPT)
+    return cx.model.of(GPT)
 
 
 @rule("TEN201", "heads-do-not-divide")
@@ -44,7 +44,7 @@ def hidden_does_not_divide(cx: Context) -> Iterator[Problem]:
 @rule("TEN203", "ffn-does-not-divide")
 def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
     """ffn_hidden_size is not a multiple of the number of ranks that shard it."""
-    ffn, found = _gpt(cx).ffn_hidden_size, list(divisors.inner_features(_gpt(cx).ffn_size, cx.cuboid))
+    ffn, found = _gpt(cx).ffn_hidden_size, list(divisors.inner_features(_gpt(cx).ffn_size, cx.tensor.cuboid))
     broken = _broken(found, "TEN203")
     if ffn is not None and broken:
         hint = "nearest legal: " + " or ".join(map(str, multiples(ffn, divisors.common(found))))
@@ -79,12 +79,13 @@ def kv_heads_do_not_divide_heads(cx: Context) -> Iterator[Problem]:
 def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
     """The features of keys and values are not a multiple of the number of ranks that shard their weights."""
     sizes = attention_sizes(_gpt(cx))
-    if not all(each.holds for each in divisors.heads(sizes, cx.cuboid)) or sizes.hidden_size % sizes.num_heads:
+    cuboid = cx.tensor.cuboid
+    if not all(each.holds for each in divisors.heads(sizes, cuboid)) or sizes.hidden_size % sizes.num_heads:
         return  # the features of fractional heads are unknown; other rules report those
-    if _broken(divisors.hidden(sizes, cx.cuboid), "TEN208"):
-        by, features = cx.cuboid.y * cx.cuboid.q, kv_features(_gpt(cx))
+    if _broken(divisors.hidden(sizes, cuboid), "TEN208"):
+        by, features = cuboid.y * cuboid.q, kv_features(_gpt(cx))
         message = f"num_kv_heads {sizes.num_kv_heads} has {features} features, not a multiple of y * q = {by}"
-        yield cx.problem("model.num_kv_heads", f"{message} in {cx.mode_name}", _nearest_legal(cx))
+        yield cx.problem("model.num_kv_heads", f"{message} in {cx.tensor.mode_name}", _nearest_legal(cx))
 
 
 @rule("TEN209", "odd-head")
@@ -98,7 +99,7 @@ def odd_head(cx: Context) -> Iterator[Problem]:
 
 def _attention(cx: Context, code: str, field: str) -> Iterator[Problem]:
     """Report the conditions on heads and hidden_size that have that code and do not hold."""
-    broken = _broken(divisors.attention(attention_sizes(_gpt(cx)), cx.cuboid), code)
+    broken = _broken(divisors.attention(attention_sizes(_gpt(cx)), cx.tensor.cuboid), code)
     if broken:
         yield cx.problem(f"model.{field}", _message(cx, f"model.{field}", broken), _nearest_legal(cx))
 
@@ -109,13 +110,13 @@ def _broken(conditions: Iterable[Condition], code: str) -> list[Condition]:
 
 def _message(cx: Context, key: str, broken: list[Condition]) -> str:
     factors = " or of ".join(each.why for each in broken)
-    return f"{_name(cx, key)} {broken[0].value} is not a multiple of {factors} in {cx.mode_name}"
+    return f"{_name(cx, key)} {broken[0].value} is not a multiple of {factors} in {cx.tensor.mode_name}"
 
 
 def _nearest_legal(cx: Context) -> str:
     """Suggest sizes that are legal together. All rules about heads and hidden_size suggest the same sizes."""
     try:
-        cuboid = cx.cuboid
+        cuboid = cx.tensor.cuboid
     except UnknownValueError:  # another rule reports it; assume one rank, which has the fewest conditions
         cuboid = Tensor()
 
@@ -124,7 +125,7 @@ def _nearest_legal(cx: Context) -> str:
 
 
 def _name(cx: Context, key: str) -> str:
-    return cx.source_key(key).rpartition(".")[2]
+    return cx.source.key(key).rpartition(".")[2]
 
 
 # Vocabulary and positions ------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def vocabulary_beyond_bytes(cx: Context) -> Iterator[Problem]:
     """Most of the vocabulary is tokens that never occur in byte-level text."""
     vocabulary = _gpt(cx).vocab_size
     is_bytes = isinstance(cx.spec.data, TextData) and cx.spec.data.tokenizer is None
-    if cx.given("data") and is_bytes and vocabulary > 2 * BYTES:
+    if cx.source.given("data") and is_bytes and vocabulary > 2 * BYTES:
         message = (
             f"vocab_size is {vocabulary}, and byte-level text has {BYTES} tokens: the other rows are never trained"
         )
@@ -146,7 +147,7 @@ def vocabulary_beyond_bytes(cx: Context) -> Iterator[Problem]:
 def padded_vocabulary(cx: Context) -> Iterator[Problem]:
     """More than 5 % of the vocabulary's rows are padding."""
     rows = _gpt(cx).vocab_size
-    _, padded, by, *_ = divisors.vocabulary(rows, cx.cuboid)
+    _, padded, by, *_ = divisors.vocabulary(rows, cx.tensor.cuboid)
     share = (padded - rows) / padded
     if share > _MOST_PADDING:
         percent = f"{100 * share:.1f}".removesuffix(".0")
@@ -159,7 +160,7 @@ def padded_vocabulary(cx: Context) -> Iterator[Problem]:
 @rule("DEAD108", "wavelength-without-rotary", "warning")
 def wavelength_without_rotary(cx: Context) -> Iterator[Problem]:
     """rope_theta is set without rotary positions."""
-    if cx.given("model.rope_theta") and _gpt(cx).positions != "rotary":
+    if cx.source.given("model.rope_theta") and _gpt(cx).positions != "rotary":
         message = f"rope_theta has no effect with positions={_gpt(cx).positions!r}"
         yield cx.problem("model.rope_theta", message, "positions='rotary', or leave it out")
 

@@ -20,7 +20,7 @@ WORTH = 1.05
 @rule("PERF115", "slower-context-impl", "warning")
 def slower_context_impl(cx: Context) -> Iterator[Problem]:
     """Another `impl` of context parallelism makes the step shorter."""
-    machine = known_machine(cx) if cx.cuboid.context > 1 else None
+    machine = known_machine(cx) if cx.tensor.cuboid.context > 1 else None
     if machine is None:
         return
     from dslpar.forecast.comparison import by_context_form
@@ -32,7 +32,7 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
     sent = by_context_form(cx.job, machine.nodes.per_node)  # has only the legal forms
     own, steps = next(iter(forms)), {}
     for form in sent:
-        cuboid = with_zero(cuboid_of(*forms[form], heads), spec.model, spec.zero.stage, cx.stages)
+        cuboid = with_zero(cuboid_of(*forms[form], heads), spec.model, spec.zero.stage, cx.pipeline.stages)
         workload = workload_of(replace(cx.job, mesh=replace(cx.job.mesh, tensor=cuboid)))
         assert workload is not None, "the costs are known"
         made = forecast(workload, machine)

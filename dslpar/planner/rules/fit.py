@@ -39,7 +39,7 @@ def thrashes(cx: Context) -> Iterator[Problem]:
 @rule("FIT103", "unknown-device")
 def unknown_device(cx: Context) -> Iterator[Problem]:
     """The device is not in dslpar's table of devices."""
-    name, cluster = cx.spec.cluster.device, cx.cluster
+    name, cluster = cx.spec.cluster.device, cx.world.cluster
     of_hosts = cluster.device if cluster is not None else None
     if name is None and of_hosts is None:
         return
@@ -54,7 +54,7 @@ def unknown_device(cx: Context) -> Iterator[Problem]:
 
 def has_device(cx: Context) -> bool:
     """Return whether the target device of the run is known."""
-    if cx.spec.cluster.device is not None or (cx.cluster is not None and cx.cluster.device is not None):
+    if cx.spec.cluster.device is not None or (cx.world.cluster is not None and cx.world.cluster.device is not None):
         return True
     from dslpar.forecast.local_device import local_device
 
@@ -72,7 +72,7 @@ def known_machine(cx: Context) -> Machine | None:
     if workload_of(cx.job) is None:
         return None
     try:
-        return machine_of(cx.job, cluster=cx.cluster, calibrated=False)
+        return machine_of(cx.job, cluster=cx.world.cluster, calibrated=False)
     except MachineError:
         raise UnknownValueError("machine") from None  # FIT103 reports an unknown name; else no forecast is needed
 

@@ -40,16 +40,16 @@ from dslpar.schema.sections import Model, OtherModel
 @rule("PERF103", "below-break-even", "warning")
 def below_break_even(cx: Context) -> Iterator[Problem]:
     """The tensor mode sends more than mode '1d' would for micro-batches of this size."""
-    cuboid, model = cx.cuboid, cx.model_of(Model)
+    cuboid, model = cx.tensor.cuboid, cx.model.of(Model)
     context = cx.spec.parallel.context
     if cuboid.x == cuboid.z == 1 or (context is not None and context.size > 1):
         return  # the layout equals 1d; or sequences are also split, which 1d alone does not do
     seq_len = seq_len_of(cx.spec)
-    if cx.batch.micro_size < 1 or not _all_hold(conditions(model, cuboid, seq_len, cx.batch.micro_size)):
+    if cx.layout.batch.micro_size < 1 or not _all_hold(conditions(model, cuboid, seq_len, cx.layout.batch.micro_size)):
         return  # other rules report that the layout is not legal
     from dslpar.forecast.comparison import break_even  # most configs do not need it
 
-    found = break_even(model, cuboid, cx.batch.micro_size * seq_len)
+    found = break_even(model, cuboid, cx.layout.batch.micro_size * seq_len)
     hints, since = [], f"{cuboid.mode!r} never sends less"
     if found.needed is not None:
         least, samples = least_micro_size(cuboid), -(-found.needed // seq_len)
@@ -81,12 +81,12 @@ def _all_hold(found: Iterable[Condition]) -> bool:
 @rule("PERF104", "bubble", "warning")
 def bubble(cx: Context) -> Iterator[Problem]:
     """The stages of the pipeline are idle for more than 20 % of the step."""
-    count, chunks, split = micro_batches_of(cx), cx.chunks, splits_backward(cx.spec)
-    if count < cx.stages or (chunks.num > 1 and count % cx.stages):
+    count, chunks, split = micro_batches_of(cx), cx.pipeline.chunks, splits_backward(cx.spec)
+    if count < cx.pipeline.stages or (chunks.num > 1 and count % cx.pipeline.stages):
         return  # PERF105 and PIP115 report it
     share = _idle_share(cx, chunks, split, count)
     if share > _MOST_BUBBLE:
-        message = f"{cx.stages} stages are idle {_percent(share)} of the step: {_formula(cx, chunks, split)}"
+        message = f"{cx.pipeline.stages} stages are idle {_percent(share)} of the step: {_formula(cx, chunks, split)}"
         hints = [_more_micro_batches(cx), *_other_schedules(cx, share, count)]
         yield cx.problem(batch_keys(cx), f"{message}, m = {count} micro-batches", " or ".join(hints))
 
@@ -94,13 +94,13 @@ def bubble(cx: Context) -> Iterator[Problem]:
 @rule("PERF105", "too-few-micro-batches", "warning")
 def too_few_micro_batches(cx: Context) -> Iterator[Problem]:
     """The pipeline has fewer micro-batches than stages."""
-    stages, count = cx.stages, micro_batches_of(cx)
-    if count < stages and cx.chunks.num == 1:  # with several chunks PIP115 reports it
+    stages, count = cx.pipeline.stages, micro_batches_of(cx)
+    if count < stages and cx.pipeline.chunks.num == 1:  # with several chunks PIP115 reports it
         batches = f"{count} micro-batch{'es' if count > 1 else ''}"
         idle = stages - count
         message = f"{batches} for {stages} stages: at least {idle} stage{'s are' if idle > 1 else ' is'} always idle"
         if not splits_backward(cx.spec):  # with a split backward the share has no simple form here
-            message += f" (idle share: {_percent(_idle_share(cx, cx.chunks, False, count))})"
+            message += f" (idle share: {_percent(_idle_share(cx, cx.pipeline.chunks, False, count))})"
         yield cx.problem(batch_keys(cx), message, _more_micro_batches(cx))
 
 
@@ -136,10 +136,10 @@ def _formula(cx: Context, chunks: Chunks, split: bool) -> str:
 
 def _more_micro_batches(cx: Context) -> str:
     """Return the hint for enough micro-batches, with the same number of samples per step if that is possible."""
-    chunks, split = cx.chunks, splits_backward(cx.spec)
+    chunks, split = cx.pipeline.chunks, splits_backward(cx.spec)
     # A share of 1/5 of the step is 1/4 of the busy time.
-    needed = max(cx.stages, -(-4 * (cx.stages - 1) // _speed(cx, chunks, split)))
-    multiple = cx.stages if chunks.num > 1 else 1
+    needed = max(cx.pipeline.stages, -(-4 * (cx.pipeline.stages - 1) // _speed(cx, chunks, split)))
+    multiple = cx.pipeline.stages if chunks.num > 1 else 1
     needed = -(-needed // multiple) * multiple
 
     def fits(count: int) -> bool:
@@ -151,9 +151,9 @@ def _more_micro_batches(cx: Context) -> str:
 def _other_schedules(cx: Context, share: float, count: int) -> list[str]:
     """Return the first other schedule whose bubble is small enough, else the one with the smallest bubble."""
     best, found = share, []
-    given = "" if not cx.given("schedule.num_microbatches") else f", num_microbatches={count}"
+    given = "" if not cx.source.given("schedule.num_microbatches") else f", num_microbatches={count}"
     for kind, num in _OTHER_SCHEDULES:
-        chunks, split = Chunks(cx.stages, num), kind == "zero_bubble"
+        chunks, split = Chunks(cx.pipeline.stages, num), kind == "zero_bubble"
         if not _is_legal(cx, chunks, split, count):
             continue
         idle = _idle_share(cx, chunks, split, count)
@@ -172,33 +172,33 @@ def _is_legal(cx: Context, chunks: Chunks, split: bool, count: int) -> bool:
     ):
         return False  # PIP116, PERF112, PERF113
     if chunks.num == 1:
-        return cx.chunks.num == 1 or not _is_cut_by_hand(cx)
-    most_stages = None if cx.unlisted else cx.num_layers
+        return cx.pipeline.chunks.num == 1 or not _is_cut_by_hand(cx)
+    most_stages = None if cx.model.unlisted else cx.model.num_layers
     fits = count % chunks.pipe == 0 and (most_stages is None or chunks.stages <= most_stages)
-    return fits and (chunks.num == cx.chunks.num or not _is_cut_by_hand(cx))
+    return fits and (chunks.num == cx.pipeline.chunks.num or not _is_cut_by_hand(cx))
 
 
 def _is_known_to_defer(cx: Context) -> bool:
     """Return whether the model has layers that can defer the gradients of their weights; False if unknown."""
-    is_unknown = cx.unlisted and (cx.by_program or not cx.other_model.is_of_transformers)
+    is_unknown = cx.model.unlisted and (cx.model.by_program or not cx.model.other.is_of_transformers)
     return not is_unknown and not defers_nothing(cx.spec)
 
 
 def _is_cut_by_hand(cx: Context) -> bool:
     """Return whether the config lists the layers of each stage, which fits only this number of stages."""
-    pipeline = cx.multi_stage_pipeline
+    pipeline = cx.pipeline.multi_stage
     return pipeline.stage_ids is not None or pipeline.counts is not None
 
 
 @rule("PERF112", "recomputed-and-deferred", "warning")
 def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
     """Activation checkpointing saves no memory with the schedule 'zero_bubble'."""
-    if cx.spec.activation_checkpoint is None or cx.stages == 1 or not splits_backward(cx.spec):
+    if cx.spec.activation_checkpoint is None or cx.pipeline.stages == 1 or not splits_backward(cx.spec):
         return
     count = micro_batches_of(cx)
-    if cx.chunks.num > 1 and count % cx.stages:
+    if cx.pipeline.chunks.num > 1 and count % cx.pipeline.stages:
         return  # PIP115 reports it
-    deferred = Schedule(cx.chunks, count, split=True).held(cx.stages - 1).deferred
+    deferred = Schedule(cx.pipeline.chunks, count, split=True).held(cx.pipeline.stages - 1).deferred
     message = f"no memory is saved: the last rank still holds all activations of {deferred:g} deferred micro-batches"
     hint = f"leave activation_checkpoint out (if all activations fit); or {unsplit(cx)}"
     yield cx.problem("activation_checkpoint.interval", message, hint)
@@ -207,8 +207,8 @@ def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
 @rule("PERF113", "nothing-to-defer", "warning")
 def nothing_to_defer(cx: Context) -> Iterator[Problem]:
     """The schedule is 'zero_bubble', but the model cannot defer gradients of weights."""
-    if cx.stages > 1 and schedule_type(cx) == "zero_bubble" and defers_nothing(cx.spec):
-        order = "'interleaved'" if cx.chunks.num > 1 else "'1f1b'"
+    if cx.pipeline.stages > 1 and schedule_type(cx) == "zero_bubble" and defers_nothing(cx.spec):
+        order = "'interleaved'" if cx.pipeline.chunks.num > 1 else "'1f1b'"
         if isinstance(cx.spec.model, OtherModel) and cx.spec.model.lora is not None:
             message = f"gradients of adapters are not deferred, and other weights are frozen: the run follows {order}"
             yield cx.problem("schedule.type", message, unsplit(cx))
@@ -228,17 +228,19 @@ def uneven_stages(cx: Context) -> Iterator[Problem]:
     counts, model = partition_of(cx), cx.spec.model
     if counts is None or len(counts) == 1:
         return
-    if cx.world_size is not None and cx.data_size < 1:
+    if cx.world.size_if_given is not None and cx.layout.data_size < 1:
         return  # data_size raises if the world does not fit; other rules report it
-    if (cx.multi_stage_pipeline.method or "").startswith(("parameters", "type:")):
+    if (cx.pipeline.multi_stage.method or "").startswith(("parameters", "type:")):
         return
     weights = pipeline_weights(model, "cost", seq_len_of(cx.spec))
     if not isinstance(weights, EvenWeights):
         return  # the weights of listed layers depend only on their kinds
-    loads = loads_of_ranks(weights.loads(counts), cx.chunks)
+    if not weights.layer:
+        return  # an image smaller than a patch has no tokens; TEN141 reports it
+    loads = loads_of_ranks(weights.loads(counts), cx.pipeline.chunks)
     share = imbalance(loads)
     if share > _MOST_IMBALANCE:
-        busiest, name = loads.index(max(loads)), "stage" if cx.chunks.num == 1 else "rank"
+        busiest, name = loads.index(max(loads)), "stage" if cx.pipeline.chunks.num == 1 else "rank"
         worth = ", ".join(f"{load / weights.layer:.2g}" for load in loads[:16]) + (", ..." if len(loads) > 16 else "")
         message = (
             f"{name} {busiest} computes {_percent(share)} more than the mean: {name}s compute as much as {worth} layers"
@@ -251,20 +253,21 @@ _MOST_IMBALANCE = 0.15
 
 def _more_even(cx: Context, share: float, weights: EvenWeights) -> str:
     """Suggest the most even partition, or fewer stages."""
-    num_layers = cx.num_layers
+    num_layers = cx.model.num_layers
 
     def best(stages: int) -> tuple[tuple[int, ...], float]:
-        chunks = Chunks(stages, cx.chunks.num)
+        chunks = Chunks(stages, cx.pipeline.chunks.num)
         counts = balanced(weights, num_layers, chunks)
         return counts, imbalance(loads_of_ranks(weights.loads(counts), chunks))
 
-    counts, least = best(cx.stages)
+    counts, least = best(cx.pipeline.stages)
     if least < share - 1e-9:
-        ids = " + ".join(f"[{cx.chunks.rank_of(stage)}] * {count}" for stage, count in enumerate(counts))
-        partition = f"counts={list(counts)}" if cx.from_parallel("pipeline") else f"custom_pipeline_stage_id={ids}"
+        ids = " + ".join(f"[{cx.pipeline.chunks.rank_of(stage)}] * {count}" for stage, count in enumerate(counts))
+        in_parallel = cx.spec.parallel.pipeline is not None
+        partition = f"counts={list(counts)}" if in_parallel else f"custom_pipeline_stage_id={ids}"
         return f"{partition}: {_percent(least)}"
     none = f"no partition of {num_layers} layers is more even"
-    for stages in reversed(divisors(cx.stages)[1:-1]):
+    for stages in reversed(divisors(cx.pipeline.stages)[1:-1]):
         if best(stages)[1] <= _MOST_IMBALANCE:
             return f"choose {stages} stages: {_percent(best(stages)[1])}; {none}"
     return f"choose more layers, or fewer stages: {none}"
@@ -277,8 +280,8 @@ def _more_even(cx: Context, share: float, weights: EvenWeights) -> str:
 def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
     """use_multi_rank_bucket_allreduce makes ZeRO 1 and 2 send more than necessary."""
     zero, key = cx.spec.zero, "zero.use_multi_rank_bucket_allreduce"
-    if zero.stage in (1, 2) and zero.extra.get("use_multi_rank_bucket_allreduce") and cx.num_copies > 1:
-        sums = cx.batch.accumulation if zero.stage == 2 else 1
+    if zero.stage in (1, 2) and zero.extra.get("use_multi_rank_bucket_allreduce") and cx.layout.num_copies > 1:
+        sums = cx.layout.batch.accumulation if zero.stage == 2 else 1
         message = f"{_sent(cx, 2 * sums + 1)} are sent per step and rank, and {_sent(cx, sums + 1)} are enough"
         yield cx.problem(key, message, "leave it out")
 
@@ -287,12 +290,13 @@ def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
 def overlap_that_waits(cx: Context) -> Iterator[Problem]:
     """DeepSpeed's overlap_comm at ZeRO 1 or 2 waits for the device before each reduction."""
     zero, key = cx.spec.zero, "zero.overlap_comm"
-    used = cx.stages == 1 and zero.stage in (1, 2) and not overlaps_reduction(cx.spec)  # else DEAD116 reports it
+    # DEAD116 reports the key in other layouts and at other stages.
+    used = cx.pipeline.stages == 1 and zero.stage in (1, 2) and not overlaps_reduction(cx.spec)
     used &= zero.extra.get("reduce_scatter") is not False  # without it DeepSpeed all-reduces on the other stream
-    if used and zero.extra.get("overlap_comm") and cx.num_copies > 1:
+    if used and zero.extra.get("overlap_comm") and cx.layout.num_copies > 1:
         by_rank = not zero.extra.get("use_multi_rank_bucket_allreduce")
         several = by_rank and zero.extra.get("contiguous_gradients") is not False
-        each = f"up to {cx.num_copies} times per bucket, once for each rank that has the same weights"
+        each = f"up to {cx.layout.num_copies} times per bucket, once for each rank that has the same weights"
         how_often = each if several else "once per bucket"
         message = f"DeepSpeed waits for the GPU before each reduction: {how_often}"
         yield cx.problem(key, message, "leave overlap_comm out")
@@ -301,8 +305,8 @@ def overlap_that_waits(cx: Context) -> Iterator[Problem]:
 @rule("PERF109", "gradients-sent-many-times", "info")
 def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
     """ZeRO 2 with gradient accumulation reduces the gradients at every micro-batch."""
-    count = cx.batch.accumulation
-    if cx.spec.zero.stage == 2 and cx.stages == 1 and count > 1 and cx.num_copies > 1:
+    count = cx.layout.batch.accumulation
+    if cx.spec.zero.stage == 2 and cx.pipeline.stages == 1 and count > 1 and cx.layout.num_copies > 1:
         sent, least = _sent(cx, count + 1), _sent(cx, 2)
         message = f"ZeRO 2 sends {sent}, step and rank with {count} micro-batches, ZeRO 1 {least}"
         yield cx.problem(
@@ -311,7 +315,7 @@ def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
 
 
 def _sent(cx: Context, times: int) -> str:
-    return f"{times * (cx.num_copies - 1) / cx.num_copies:.3g} elements per parameter"
+    return f"{times * (cx.layout.num_copies - 1) / cx.layout.num_copies:.3g} elements per parameter"
 
 
 def _percent(share: float) -> str:
@@ -321,9 +325,9 @@ def _percent(share: float) -> str:
 @rule("PERF102", "whole-stage-recomputed", "info")
 def whole_stage_recomputed(cx: Context) -> Iterator[Problem]:
     """All layers of the model are one segment of activation checkpointing."""
-    if cx.spec.activation_checkpoint is None or cx.stages > 1:
+    if cx.spec.activation_checkpoint is None or cx.pipeline.stages > 1:
         return
-    interval, layers = cx.spec.activation_checkpoint.interval, cx.num_layers
+    interval, layers = cx.spec.activation_checkpoint.interval, cx.model.num_layers
     if interval >= layers > 1:
         message = f"a segment has {interval} layers, and the model {layers}: the peak memory is not reduced"
         yield cx.problem("activation_checkpoint.interval", message, f"such as 1: fewer than {layers}")

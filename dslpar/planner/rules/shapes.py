@@ -20,19 +20,19 @@ TILE = 64
 @rule("PERF114", "off-the-tiles", "warning")
 def off_the_tiles(cx: Context) -> Iterator[Problem]:
     """Head size, or a rank's share of hidden_size, is not a multiple of 64 in half precision."""
-    model = cx.model_of(Model)
+    model = cx.model.of(Model)
     heads, hidden = getattr(model, "num_heads", None), getattr(model, "hidden_size", None)
     if cx.spec.precision.dtype == "fp32" or heads is None or hidden is None or hidden < 1024 or not has_device(cx):
         return
-    size, part = hidden // heads, hidden // cx.cuboid.y
+    size, part = hidden // heads, hidden // cx.tensor.cuboid.y
     if hidden % heads == 0 and size % TILE and size > TILE:
         better = _heads(cx, hidden, heads)
         message = f"head size {size}: attention takes multiples of {TILE}, and pads it or falls back to a slower kernel"
         hint = f"model.num_heads={better}: head size {hidden // better}" if better else _CHOOSE
         yield cx.problem("model.num_heads", message, hint)
-    if hidden % cx.cuboid.y == 0 and part % TILE:
+    if hidden % cx.tensor.cuboid.y == 0 and part % TILE:
         better = _hidden(cx, hidden, heads)
-        message = f"hidden_size {hidden} over {cx.cuboid.y} ranks: products of {part} features do not fill tiles"
+        message = f"hidden_size {hidden} over {cx.tensor.cuboid.y} ranks: products of {part} features do not fill tiles"
         hint = f"model.hidden_size={better}" if better else _CHOOSE
         yield cx.problem("model.hidden_size", message, hint)
 
@@ -50,7 +50,7 @@ def _heads(cx: Context, hidden: int, heads: int) -> int | None:
 
 def _hidden(cx: Context, hidden: int, heads: int) -> int | None:
     """Return the nearest hidden size that fills tiles and is legal with these heads, or None."""
-    step = TILE * cx.cuboid.y
+    step = TILE * cx.tensor.cuboid.y
     near = sorted(range(step, 2 * hidden, step), key=lambda each: abs(each - hidden))
     return next((each for each in near[:64] if each % heads == 0 and _holds(cx, hidden_size=each)), None)
 
@@ -60,7 +60,7 @@ def _holds(cx: Context, **sizes: int) -> bool:
     model = cx.reading.spec.model
     assert isinstance(model, Model), "off_the_tiles has found one"
     model = replace(model, **sizes)
-    return all(each.holds for each in conditions(model, cx.cuboid))
+    return all(each.holds for each in conditions(model, cx.tensor.cuboid))
 
 
 RULES = (off_the_tiles,)

@@ -175,6 +175,13 @@ def test_uneven_stages_get_a_more_even_partition(pipeline: str, expected: str | 
         assert of_pipelines(f"{MODEL}parallel = dict(pipeline=dict(size=2, counts=[4, 4]))\n{BUSY}") == []
 
 
+def test_layers_without_tokens_have_no_load_to_compare() -> None:
+    model = "model = dict(type='ResMLP', image_size=1, patch_size=4, num_layers=8, hidden_size=64, num_classes=10)\n"
+    found = findings(f"{model}parallel = dict(pipeline=4)\n", 8)
+    assert [finding.code for finding in found if finding.severity == "error"] == ["TEN141"]
+    assert "PERF106" not in [finding.code for finding in found]
+
+
 def test_libai_s_form_gets_libai_s_keys() -> None:
     (line,) = of_pipelines(
         f"{MODEL}train = dict(dist=dict(pipeline_parallel_size=8))\n{BUSY}".replace("=8,", "=24,", 1)

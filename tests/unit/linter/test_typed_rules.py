@@ -18,8 +18,8 @@ def conditions(cx: Context) -> tuple[bool, ...]:
     return (
         cx.spec.train.steps > 10,
         cx.spec.train.stesp > 10,
-        cx.tensor.mode == "1d",
-        cx.tensor is not None and cx.tensor.mode == "1d",
+        cx.tensor.section.mode == "1d",
+        cx.tensor.section is not None and cx.tensor.section.mode == "1d",
     )
 """
 ERRORS = {

@@ -1,0 +1,164 @@
+"""The layout as rules read it: `cx.pipeline`, `cx.tensor`, and `cx.layout` for what follows from both and the world.
+
+The sizes come from `parallel`, or from LiBai's `train.dist` (`dslpar.schema.parallel_forms`). A member raises
+UnknownValueError if its value is unknown.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cached_property
+
+from dslpar.core import mesh
+from dslpar.layout.batch import Batch, batch_of, requested_batch
+from dslpar.layout.chunks import Chunks
+from dslpar.layout.modes import MODES, UNKNOWN_HEADS, combines, cuboid_of
+from dslpar.layout.resolve import chunks_of, heads_of, with_zero
+from dslpar.linter.problem import UnknownValueError
+from dslpar.linter.world import World
+from dslpar.schema import sections
+from dslpar.schema.parallel_forms import pipeline_key, pipeline_of, stage_ids_key, tensor_key, tensor_of
+
+
+class Pipeline:
+    """The pipeline axis."""
+
+    def __init__(self, spec: sections.Spec) -> None:
+        self._spec = spec
+
+    @property
+    def section(self) -> sections.PipelineParallel | None:
+        """The PipelineParallel of `parallel` or `train.dist`, or None."""
+        return pipeline_of(self._spec)
+
+    @property
+    def multi_stage(self) -> sections.PipelineParallel:
+        """The PipelineParallel, if it has two stages or more."""
+        section = self.section
+        if section is None or section.size == 1:
+            raise UnknownValueError("pipeline")
+        return section
+
+    @property
+    def stages(self) -> int:
+        """Number of ranks along the axis."""
+        section = self.section
+        return section.size if section else 1
+
+    @property
+    def chunks(self) -> Chunks:
+        """The stages of the pipeline; a rank may hold several, which are its chunks."""
+        return chunks_of(self._spec, self.stages)
+
+    @property
+    def key(self) -> str:
+        """The key of the number of stages."""
+        return pipeline_key(self._spec)
+
+    @property
+    def ids_key(self) -> str:
+        """The key of the list of stage ids."""
+        return stage_ids_key(self._spec)
+
+
+class Tensor:
+    """The tensor axis, with context parallelism."""
+
+    def __init__(self, spec: sections.Spec, invalid: frozenset[str]) -> None:
+        self._spec = spec
+        self._invalid = invalid
+
+    @property
+    def section(self) -> sections.TensorParallel | None:
+        """The TensorParallel of `parallel` or `train.dist`, or None."""
+        return tensor_of(self._spec)
+
+    @property
+    def key(self) -> str:
+        """The key of the tensor size; if there is only context parallelism, the key of its size."""
+        if self.section is None and self._spec.parallel.context is not None:
+            return "parallel.context.size"
+        return tensor_key(self._spec)
+
+    @cached_property
+    def cuboid(self) -> mesh.Tensor:
+        """The tensor ranks as a cuboid (docs/architecture.md, The cuboid); unknown if mode and size do not fit."""
+        tensor = self.section
+        if tensor is not None and (tensor.mode or tensor.size > 1):
+            if tensor.mode is None or MODES[tensor.mode].axes(tensor) is None:
+                raise UnknownValueError("parallel.tensor")
+            if tensor.mode == "2.5d" and tensor.depth is None and tensor.size > 1:
+                raise UnknownValueError("parallel.tensor.depth")
+        context = self._spec.parallel.context
+        if context is not None:
+            if not combines(tensor, context):
+                raise UnknownValueError("parallel.context")
+            if context.size % (context.ulysses_size or 1):
+                raise UnknownValueError("parallel.context.ulysses_size")
+        heads = UNKNOWN_HEADS
+        with suppress(UnknownValueError):  # the cuboid's sizes are known without a model
+            heads = heads_of(self._spec.model)
+        return cuboid_of(tensor, context, heads)
+
+    @cached_property
+    def size(self) -> int:
+        """Ranks per tensor group; unknown if mode and size do not fit together, known if only the mode is invalid."""
+        if "parallel.tensor.mode" not in self._invalid:
+            return self.cuboid.size
+        section = self.section
+        return section.size if section is not None else 1
+
+    @property
+    def mode_name(self) -> str:
+        """A name for messages: the tensor mode as the author wrote it, or context parallelism."""
+        if self.key == "parallel.context.size":
+            return "context parallelism"
+        return f"mode {self.cuboid.mode!r}"
+
+
+class Layout:
+    """The replicas of the model, and the batch of a step."""
+
+    def __init__(self, spec: sections.Spec, world: World, pipeline: Pipeline, tensor: Tensor) -> None:
+        self._spec = spec
+        self._world = world
+        self._pipeline = pipeline
+        self._tensor = tensor
+
+    @property
+    def cuboid(self) -> mesh.Tensor:
+        """The cuboid of `cx.tensor`. With `data_size` it makes a layout the `KnownSizes` of `dslpar.layout.batch`."""
+        return self._tensor.cuboid
+
+    @cached_property
+    def data_size(self) -> int:
+        """Data-parallel replicas; unknown if the world size is not a multiple of the other sizes."""
+        ranks = self._pipeline.stages * self._tensor.size
+        world = self._world.size
+        if world % ranks or world < ranks:
+            raise UnknownValueError("data size")
+        return world // ranks
+
+    @property
+    def num_copies(self) -> int:
+        """Number of ranks that hold the same weights and over which ZeRO shards: replicas, times axis d if ZeRO uses d.
+
+        Axis d has the ranks of context parallelism, or of the depth of mode '2.5d'.
+        """
+        return self.data_size * (self.cuboid.d if self.zero_over_d else 1)
+
+    @property
+    def zero_over_d(self) -> bool:
+        """Return whether ZeRO shards over axis d (see `num_copies`) as well as over replicas."""
+        model, stage = self._spec.model, self._spec.zero.stage
+        return with_zero(self.cuboid, model, stage, self._pipeline.stages).zero_over_d
+
+    @property
+    def requested_batch(self) -> sections.Batch:
+        """The section `batch` as the author wrote it; sizes that are left out are None."""
+        return requested_batch(self._spec)
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The sizes of a step's batch, even if global_size is not the product of the others (BAT101 reports that)."""
+        return batch_of(self.requested_batch, self)
