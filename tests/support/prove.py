@@ -7,6 +7,7 @@
 
 The content of a part is everything its result depends on: the product's sources, its test files with all their imports
 from tests/, benchmarks/ and tools/, the pages that tests read, and the versions of Python and all installed packages.
+Docstrings and comments belong to it only where tests read them (`Part.texts`).
 Results are in build/prove.json, written after each part. A part is recorded as green only if its content was the same
 before and after.
 """
@@ -24,6 +25,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +35,7 @@ from tests.support.paths import ROOT
 PRODUCT = ("dslpar", "layers", "configs", "examples", "hostfiles", "train.py", "setup.cfg", "pyproject.toml")
 """Read by every part."""
 PAGES = ("docs", "README.md", "Makefile", ".ci", ".importlinter", "constraints.txt", "benchmarks", "tools")
-"""Also read by parts that test pages and tools."""
+"""Read by parts that test pages and tools."""
 SHARED = ("tests/conftest.py", "tests/support")
 RECORD = ROOT / "build" / "prove.json"
 
@@ -59,8 +61,10 @@ class Part(NamedTuple):
     paths: tuple[str, ...]
     without: tuple[str, ...] = ()
     """Folders below `paths` that belong to other parts."""
-    pages: bool = False
-    """Whether its tests read PAGES."""
+    pages: tuple[str, ...] = ()
+    """Files and folders besides PRODUCT that its tests read."""
+    texts: bool = False
+    """Whether its tests read the docstrings, comments or line numbers of Python files."""
 
 
 def _below(folder: str, names: str) -> tuple[str, ...]:
@@ -68,25 +72,32 @@ def _below(folder: str, names: str) -> tuple[str, ...]:
 
 
 PARTS: Mapping[str, Part] = {
-    "unit": Part(("tests/unit",), pages=True),
-    "layers": Part(("tests/distributed/layers",), pages=True),
-    "policies": Part(("tests/distributed/policies",), pages=True),
-    "distributed": Part(("tests/distributed",), _below("tests/distributed", "layers policies"), pages=True),
+    "unit": Part(("tests/unit",), pages=PAGES, texts=True),
+    "layers": Part(("tests/distributed/layers",)),
+    "policies": Part(
+        ("tests/distributed/policies",), pages=_below("docs", "derived_policies.md porting.md transformers.md")
+    ),
+    "distributed": Part(
+        ("tests/distributed",),
+        _below("tests/distributed", "layers policies"),
+        pages=_below("docs", "plans.md porting.md transformers.md"),
+    ),
     "layouts": Part(("tests/properties/layouts",)),
     "invariance": Part(("tests/properties/invariance",)),
     "families": Part(("tests/properties/families",)),
     "reshape": Part(("tests/properties/reshape",)),
     "schedules": Part(("tests/properties/schedules",)),
     "context": Part(("tests/properties/context",)),
-    "oracle": Part(("tests/properties/oracle",)),
+    "oracle": Part(("tests/properties/oracle",), texts=True),
     "linter": Part(
         ("tests/properties",),
         _below("tests/properties", "context families invariance layouts oracle reshape schedules"),
-        pages=True,
+        pages=PAGES,
+        texts=True,
     ),
     "kills": Part(("tests/system/kills",)),
-    "hosts": Part(("tests/system/two_hosts",), pages=True),
-    "system": Part(("tests/system",), _below("tests/system", "kills two_hosts"), pages=True),
+    "hosts": Part(("tests/system/two_hosts",), pages=PAGES, texts=True),
+    "system": Part(("tests/system",), _below("tests/system", "kills two_hosts"), pages=PAGES, texts=True),
 }
 """Together the parts are all of tests/."""
 
@@ -107,11 +118,29 @@ class Result(NamedTuple):
 def content(part: Part, root: Path = ROOT) -> str:
     """Return a hash of everything that a part's result depends on."""
     own = [path for path in _files(root, part.paths) if not any(_is_below(path, root / out) for out in part.without)]
-    named = (*PRODUCT, *SHARED, *(PAGES if part.pages else ()))
+    named = (*PRODUCT, *SHARED, *part.pages)
     digest = hashlib.blake2b("\n".join(versions()).encode(), digest_size=16)
     for path in sorted({*own, *_files(root, named), *_imported(root, own)}):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+        name, data = path.relative_to(root), path.read_bytes()
+        is_code = path.suffix == ".py" and name.parts[0] not in ("configs", "examples")
+        digest.update(f"{name}\0".encode() + (_code(data) if is_code and not part.texts else data) + b"\0")
     return digest.hexdigest()
+
+
+@cache
+def _code(source: bytes) -> bytes:
+    """Return what Python runs of a file: without comments, docstrings, and the positions of its lines."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [each for each in body if not _is_docstring(each)]  # type: ignore[attr-defined]
+    return ast.dump(tree).encode()
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    """Return whether a statement is a string, such as the docstring of a function or of a field."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def versions() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,12 +63,46 @@ def checkout(tmp_path: Path) -> Path:
 def test_content_is_what_a_part_reads(checkout: Path, name: str, changes: bool) -> None:
     before, path = prove.content(PART, checkout), checkout / name
     path.parent.mkdir(exist_ok=True)
-    path.write_text("# another\n" + (path.read_text() if path.exists() else ""))
+    path.write_text("ANOTHER = 1\n" + (path.read_text() if path.exists() else ""))
     assert (prove.content(PART, checkout) != before) == changes
 
 
+TEXTS = (
+    "# another\n",
+    '"""Another."""\n',
+    'ANOTHER: int\n"""Its text."""\n',
+    'def f():\n    """Another."""\n    return 1\n',
+)
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_docstrings_and_comments_count_where_tests_read_them(checkout: Path, texts: bool) -> None:
+    part, path = PART._replace(texts=texts), checkout / "dslpar/sums.py"
+    for text in TEXTS:
+        path.write_text(f"ONE = 1\n{text}")
+        before = prove.content(part, checkout)
+        path.write_text(
+            f"ONE = 1\n{text.replace('nother.', 'nd another.').replace('another', 'and').replace('Its', 'A')}"
+        )
+        assert (prove.content(part, checkout) != before) == texts
+        path.write_text(f"ONE = 2\n{text}")
+        assert prove.content(part, checkout) != before
+
+
+def test_each_part_knows_the_pages_that_its_tests_name() -> None:
+    """A page is a string in a test, as in `ROOT / "docs" / "porting.md"`."""
+    for name, part in prove.PARTS.items():
+        read = {path.name for path in prove._files(ROOT, (*prove.PRODUCT, *part.pages))}
+        out = [ROOT / folder for folder in part.without]
+        for path in prove._files(ROOT, part.paths):
+            if path.suffix == ".py" and not any(prove._is_below(path, folder) for folder in out):
+                words = re.findall(r"[\w./]+\.md\b", prove._code(path.read_bytes()).decode())
+                unknown = {word for word in words if (ROOT / "docs" / Path(word).name).exists()} - read
+                assert not {word for word in unknown if Path(word).name not in read}, (name, path)
+
+
 def test_pages_count_where_tests_read_them(checkout: Path) -> None:
-    part = PART._replace(pages=True)
+    part = PART._replace(pages=("docs",))
     before = prove.content(part, checkout)
     (checkout / "docs/page.md").write_text("another\n")
     assert prove.content(part, checkout) != before
@@ -108,7 +143,7 @@ def test_a_part_is_run_and_remembered(checkout: Path, monkeypatch: pytest.Monkey
 
 def test_a_part_whose_files_change_while_it_runs_is_not_green(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    writes = "def test_writes():\n    open('dslpar/sums.py', 'a').write('# more\\n')\n"
+    writes = "def test_writes():\n    open('dslpar/sums.py', 'a').write('MORE = 1\\n')\n"
     (checkout / "tests/unit/test_writes.py").write_text(writes)
     assert not prove.run("unit", PART, ["-q", "-p", "no:cacheprovider"], checkout / "build", checkout).green
 
