@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dslpar.core.errors import DslparError, Finding, Location
-from dslpar.core.project import find_project
+from dslpar.core.project import Project, find_project
 from dslpar.core.visible import json_text
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
@@ -19,7 +19,6 @@ from dslpar.linter.report import text as report_text
 if TYPE_CHECKING:
     from dslpar.cluster.filter import Flag
     from dslpar.cluster.hostfile import Cluster
-    from dslpar.core.project import Project
 
 ALLOCATIONS = ("slurm", "pbs")
 """Values of --hostfile that mean the hosts of the scheduler's job in which the command runs, instead of a file."""

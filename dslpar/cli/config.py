@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from dslpar.cli import arguments
 from dslpar.core.project import add_trust
@@ -14,11 +13,8 @@ from dslpar.provenance import reference, reference_formats
 from dslpar.provenance import text as provenance_text
 from dslpar.provenance.query import Answers
 from dslpar.provenance.subject import Subject
-from dslpar.provenance.values import values_of
+from dslpar.provenance.values import Value, values_of
 from dslpar.schema.sections_reader import SECTIONS
-
-if TYPE_CHECKING:
-    from dslpar.provenance.values import Value
 
 EPILOG = """\
 dslpar config configs/gpt_3d.py --world-size 8                         # every value, and where it comes from

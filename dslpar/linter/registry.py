@@ -8,9 +8,8 @@ memory or time are in `dslpar.planner.rules`.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-from dslpar.core.catalog import read_pages
+from dslpar.core.catalog import Page, read_pages
 from dslpar.core.errors import Finding, Location
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import Rule
@@ -34,9 +33,6 @@ from dslpar.linter.rules import (
     zero,
 )
 from dslpar.schema.families import FAMILIES
-
-if TYPE_CHECKING:
-    from dslpar.core.catalog import Page
 
 _PLANNER = import_module("dslpar.planner.rules")
 """The planner's rules, imported by name: the planner itself imports the linter, to lint the layouts that it tries."""

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
@@ -23,9 +23,6 @@ from dslpar.core.errors import Finding
 from dslpar.core.visible import visible, visible_lines
 from dslpar.linter.report import text as report_text
 from dslpar.reporting.run_dir import LOG
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 log = logging.getLogger("dslpar")
 _ONLY_IN_FILE = "only_in_file"
