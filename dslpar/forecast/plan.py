@@ -104,11 +104,6 @@ class Forecast:
         return self.share > AT_FULL_SPEED
 
     @property
-    def fits(self) -> bool:
-        """Return whether a step runs at the forecast speed; the opposite of `thrashes`."""
-        return not self.thrashes
-
-    @property
     def tokens(self) -> int:
         """Tokens per step."""
         return self.workload.global_size * self.workload.seq_len

@@ -36,7 +36,7 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
         workload = workload_of(replace(cx.job, mesh=replace(cx.job.mesh, tensor=cuboid)))
         assert workload is not None, "the costs are known"
         made = forecast(workload, machine)
-        if made.fits or form == own:
+        if not made.thrashes or form == own:
             steps[form] = made.time.step_s
     best = min(steps, key=lambda form: steps[form], default=own)
     if own not in steps or steps[own] < WORTH * steps[best]:
