@@ -19,9 +19,7 @@ from dslpar.core.project import trusted_packages
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job, resolve
 from dslpar.linter.problem import Problem, UnknownValueError
-from dslpar.linter.requested_layout import Layout, Pipeline, Tensor
-from dslpar.linter.requested_model import RequestedModel
-from dslpar.linter.world import AnyWorld, World
+from dslpar.linter.subjects import AnyWorld, Layout, Pipeline, RequestedModel, Tensor, World
 from dslpar.schema.sections_reader import Reading
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.language.tree import Node
@@ -49,6 +50,7 @@ class KnownKeys(NamedTuple):
     """Explains an unknown key, if it is not a key of dslpar's that is misspelt."""
 
 
+@cache
 def known_keys(cls: type[Any]) -> KnownKeys:
     """Return the keys of a section class."""
     of_class = {field.name: field for field in fields(cls)}

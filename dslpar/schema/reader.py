@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -16,7 +16,6 @@ from dslpar.core.frozen import is_required
 from dslpar.language.errors import WRITE_VALUE
 from dslpar.language.source import import_by_position
 from dslpar.language.tree import Node, Reference
-from dslpar.schema import spelling
 from dslpar.schema.known_keys import Entry, KnownKeys, entries_of, known_keys
 from dslpar.schema.types import SEQUENCE, TYPES, ValueType
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from dslpar.language.load import Config
+    from dslpar.schema.spelling import Correction
 
 
 Section = TypeVar("Section", bound="DataclassInstance")
@@ -178,7 +178,7 @@ class Reader:
             why = type_.refused.get(value)
             unknown = f"unknown {type_.noun or source_key} {value!r}"
             message = f"{source_key} cannot be {value!r}: {why}" if why else unknown
-            close, choice, fix = spelling.of_choice(self.config, node.location, value, type_.choices)
+            close, choice, fix = _of_choice(self.config, node.location, value, type_.choices)
             close = ("" if why else close) or hint
             self.report(code or type_.code, node.location, message, close, source_key, key, fix, choice)
             return choice
@@ -235,7 +235,7 @@ class Reader:
     ) -> str | None:
         """Report an unknown class name; return the known name that must be meant, or None."""
         names = list(known)
-        close, meant, fix = spelling.of_choice(self.config, location, name, names)
+        close, meant, fix = _of_choice(self.config, location, name, names)
         hint = close or f"choose one of {', '.join(names)}"
         message = f"unknown {source_key} {name!r}"
         self.report("CFG108", location, message, hint + more, f"{source_key}.type", source_key, fix, meant)
@@ -264,6 +264,8 @@ class Reader:
                 code, message, hint, _ = explained
                 self.report(code, location, message, hint, source_key)
                 return None
+        from dslpar.schema import spelling  # only a mistake needs it
+
         names = list(known)
         section = source_key.rpartition(".")[0]
         message = f"unknown key {name!r} in {section}" if section else f"unknown section {name!r}"
@@ -278,6 +280,12 @@ class Reader:
 _PLACEHOLDER = 1  # every required field is a PositiveInt
 _OF_DEEPSPEED = ("zero", "precision", "optimizer", "lr_scheduler")
 """Sections with a counterpart in DeepSpeed's config, which are sometimes written in DeepSpeed's form."""
+
+
+def _of_choice(config: Config, location: Location, name: object, known: Sequence[str]) -> Correction:
+    from dslpar.schema import spelling  # only a mistake needs it
+
+    return spelling.of_choice(config, location, name, known)
 
 
 def _unquoted(type_: ValueType, value: object) -> tuple[bool | float | None, str]:

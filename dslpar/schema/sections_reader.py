@@ -14,7 +14,7 @@ from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.source import import_by_position
 from dslpar.language.tree import Node, Reference
-from dslpar.schema import class_sections, data_reader, spelling
+from dslpar.schema import class_sections, data_reader
 from dslpar.schema import sections as spec
 from dslpar.schema.keys import WITHOUT_COUNTERPART, classes_of, synonym_of
 from dslpar.schema.known_keys import arguments, entries_of
@@ -153,6 +153,8 @@ def _report_unused(reader: Reader, name: str, node: Node, location: Location) ->
     elif name.isupper():
         return
     elif did_you_mean(name, SECTIONS):
+        from dslpar.schema import spelling  # only a mistake needs it
+
         message = f"unused name {name!r}, which resembles a section"
         close, meant, fix = spelling.of_key(config, name, SECTIONS)
         hint = f"{close} O{own[1:]}" if close.endswith("?") else f"{close}; {own}"

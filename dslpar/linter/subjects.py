@@ -1,23 +1,159 @@
-"""The layout as rules read it: `cx.pipeline`, `cx.tensor`, and `cx.layout` for what follows from both and the world.
+"""The subjects of a config as rules read them: values that follow from several keys, the world size and the hosts.
 
-The sizes come from `parallel`, or from LiBai's `train.dist` (`dslpar.schema.parallel_forms`). A member raises
-UnknownValueError if its value is unknown.
+    cx.world        ranks and hosts
+    cx.model        family, layers, vocabulary, longest sequence
+    cx.pipeline     stages and chunks, from `parallel` or LiBai's `train.dist`
+    cx.tensor       the cuboid of tensor ranks, with context parallelism
+    cx.layout       replicas, and the batch of a step
+
+A member raises UnknownValueError if its value is unknown.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
 
 from dslpar.core import mesh
 from dslpar.layout.batch import Batch, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import MODES, UNKNOWN_HEADS, combines, cuboid_of
 from dslpar.layout.resolve import chunks_of, heads_of, with_zero
-from dslpar.linter.problem import UnknownValueError
-from dslpar.linter.world import World
+from dslpar.linter.problem import UnknownValueError, require
 from dslpar.schema import sections
 from dslpar.schema.parallel_forms import pipeline_key, pipeline_of, stage_ids_key, tensor_key, tensor_of
+
+if TYPE_CHECKING:
+    from dslpar.cluster.hostfile import Cluster
+
+Family = TypeVar("Family", bound=sections.Model)
+
+
+class World:
+    """The ranks and the hosts of the job."""
+
+    def __init__(self, requested_size: int | None, cluster: Cluster | None) -> None:
+        self._requested_size = requested_size
+        self._cluster = cluster
+
+    @property
+    def requested_size(self) -> int | None:
+        """The world size that the caller passed, even if the hosts have another number of slots; None if none."""
+        return self._requested_size
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The hosts, or None if none were given."""
+        return self._cluster
+
+    @property
+    def size_if_given(self) -> int | None:
+        """The number of ranks: the requested one, else the slots of the hosts, else None."""
+        cluster = self.cluster
+        if self.requested_size is None and cluster is not None and not cluster.invalid and cluster.world_size:
+            return cluster.world_size
+        return self.requested_size
+
+    @property
+    def size(self) -> int:
+        """The number of ranks. Raises UnknownValueError if it was not given."""
+        if self.size_if_given is None:
+            raise UnknownValueError("world size")
+        return self.size_if_given
+
+    @property
+    def hosts(self) -> Cluster:
+        """The hosts. Raises UnknownValueError if none were given."""
+        if self.cluster is None:
+            raise UnknownValueError("hostfile")
+        return self.cluster
+
+
+class AnyWorld(World):
+    """A world of which nothing is known: reading any member raises UnknownValueError."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+
+    @property
+    def requested_size(self) -> int | None:
+        raise UnknownValueError("world")
+
+    @property
+    def cluster(self) -> Cluster | None:
+        raise UnknownValueError("world")
+
+
+class RequestedModel:
+    """The model of the config. A member raises UnknownValueError if its value is unknown."""
+
+    def __init__(self, spec: sections.Spec, invalid: frozenset[str], by_program: bool) -> None:
+        self._spec = spec
+        self._invalid = invalid
+        self.by_program = by_program
+        """Whether the config has no model because a program passes it."""
+
+    def of(self, family: type[Family]) -> Family:
+        """Return the model if it is of that family, or of any family if `family` is `sections.Model`."""
+        return require(self._spec.model, family)
+
+    @property
+    def other(self) -> sections.OtherModel:
+        """The model, if the config names a class that is not a dslpar family."""
+        return require(self._spec.model, sections.OtherModel)
+
+    @property
+    def unlisted(self) -> str:
+        """The name of the model's class if the config does not list its layers; empty if the layers are known."""
+        if self.by_program:
+            return "the program's model"
+        if "model.layers_cfg" in self._invalid:
+            raise UnknownValueError("model.layers_cfg")
+        model = self._spec.model
+        return "" if isinstance(model, sections.Model) or model.num_layers is not None else model.target
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers that a pipeline partitions; unknown if the config does not determine it."""
+        layers = None if self.unlisted else self._spec.model.num_layers
+        if layers is None:
+            raise UnknownValueError("layers")
+        return layers
+
+    @property
+    def vocabulary(self) -> tuple[int, str]:
+        """The size of the vocabulary, and its key."""
+        model = self._spec.model
+        return (
+            (model.vocab_size, "model.vocab_size")
+            if isinstance(model, sections.TokenModel)
+            else self._size_of_transformers("vocab")
+        )
+
+    @property
+    def longest_sequence(self) -> tuple[int, str]:
+        """The longest sequence in tokens, and its key; unknown if a transformers config does not have it."""
+        model = self._spec.model
+        if isinstance(model, sections.TokenModel):
+            return model.max_seq_len, "model.max_seq_len"
+        found, key = self._size_of_transformers("positions")
+        return found - self.unused_positions, key
+
+    @property
+    def unused_positions(self) -> int:
+        """Rows of the position table that no token uses: RoBERTa's positions start after the id of its padding."""
+        model = self._spec.model
+        config = None if isinstance(model, sections.Model) else model.transformers
+        return config.unused_positions if config is not None else 0
+
+    def _size_of_transformers(self, size: str) -> tuple[int, str]:
+        """Return a size of a transformers model, and its key; unknown if neither its config nor its class has it."""
+        config = self.other.transformers
+        found = config.size(size) if config is not None else None
+        if config is None or found is None:
+            raise UnknownValueError(size)
+        return found, f"model.config.{config.key(size)}"
 
 
 class Pipeline:
