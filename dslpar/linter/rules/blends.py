@@ -97,7 +97,7 @@ def blend_weights(cx: Context) -> Iterator[Problem]:
         kind = type_name(data.parts[0].dataset)
         yield cx.problem("data.parts", "the blend has only one part", f"data=dict(type={kind!r}, ...)")
         return
-    weights = [weight for weight in [part.weight for part in data.parts] if weight is not None]
+    weights = [part.weight for part in data.parts if part.weight is not None]
     total = sum(weights)
     if len(weights) == len(data.parts) and max(weights) < 1 and abs(total - 1) > _ROUNDING:
         shares = [f"{part_key(number)}.weight={weight / total:.3g}" for number, weight in enumerate(weights)]

@@ -82,11 +82,12 @@ def _all_hold(found: Iterable[Condition]) -> bool:
 def bubble(cx: Context) -> Iterator[Problem]:
     """The stages of the pipeline are idle for more than 20 % of the step."""
     count, chunks, split = micro_batches_of(cx), cx.pipeline.chunks, splits_backward(cx.spec)
-    if count < cx.pipeline.stages or (chunks.num > 1 and count % cx.pipeline.stages):
+    stages = cx.pipeline.stages
+    if count < stages or (chunks.num > 1 and count % stages):
         return  # PERF105 and PIP115 report it
     share = _idle_share(cx, chunks, split, count)
     if share > _MOST_BUBBLE:
-        message = f"{cx.pipeline.stages} stages are idle {_percent(share)} of the step: {_formula(cx, chunks, split)}"
+        message = f"{stages} stages are idle {_percent(share)} of the step: {_formula(cx, chunks, split)}"
         hints = [_more_micro_batches(cx), *_other_schedules(cx, share, count)]
         yield cx.problem(batch_keys(cx), f"{message}, m = {count} micro-batches", " or ".join(hints))
 
@@ -136,10 +137,10 @@ def _formula(cx: Context, chunks: Chunks, split: bool) -> str:
 
 def _more_micro_batches(cx: Context) -> str:
     """Return the hint for enough micro-batches, with the same number of samples per step if that is possible."""
-    chunks, split = cx.pipeline.chunks, splits_backward(cx.spec)
+    stages, chunks, split = cx.pipeline.stages, cx.pipeline.chunks, splits_backward(cx.spec)
     # A share of 1/5 of the step is 1/4 of the busy time.
-    needed = max(cx.pipeline.stages, -(-4 * (cx.pipeline.stages - 1) // _speed(cx, chunks, split)))
-    multiple = cx.pipeline.stages if chunks.num > 1 else 1
+    needed = max(stages, -(-4 * (stages - 1) // _speed(cx, chunks, split)))
+    multiple = stages if chunks.num > 1 else 1
     needed = -(-needed // multiple) * multiple
 
     def fits(count: int) -> bool:
@@ -195,10 +196,10 @@ def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
     """Activation checkpointing saves no memory with the schedule 'zero_bubble'."""
     if cx.spec.activation_checkpoint is None or cx.pipeline.stages == 1 or not splits_backward(cx.spec):
         return
-    count = micro_batches_of(cx)
-    if cx.pipeline.chunks.num > 1 and count % cx.pipeline.stages:
+    count, stages, chunks = micro_batches_of(cx), cx.pipeline.stages, cx.pipeline.chunks
+    if chunks.num > 1 and count % stages:
         return  # PIP115 reports it
-    deferred = Schedule(cx.pipeline.chunks, count, split=True).held(cx.pipeline.stages - 1).deferred
+    deferred = Schedule(chunks, count, split=True).held(stages - 1).deferred
     message = f"no memory is saved: the last rank still holds all activations of {deferred:g} deferred micro-batches"
     hint = f"leave activation_checkpoint out (if all activations fit); or {unsplit(cx)}"
     yield cx.problem("activation_checkpoint.interval", message, hint)
@@ -315,7 +316,8 @@ def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
 
 
 def _sent(cx: Context, times: int) -> str:
-    return f"{times * (cx.layout.num_copies - 1) / cx.layout.num_copies:.3g} elements per parameter"
+    copies = cx.layout.num_copies
+    return f"{times * (copies - 1) / copies:.3g} elements per parameter"
 
 
 def _percent(share: float) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dslpar.layout.family import layout_of
 from dslpar.layout.resolve import seq_len_of
 from dslpar.linter.check import check, load_text
 from dslpar.linter.problem import UnknownValueError, require
 from dslpar.models.gpt.section import GPT
 from dslpar.schema.datasets import BlendData, type_name
+from dslpar.schema.families import family_module
 from dslpar.schema.sections import SGD, AdamW, Spec
 
 MODEL = "model = dict(type='GPT', num_layers=8, hidden_size=256, num_heads=8, vocab_size=256, max_seq_len=128)\n"
@@ -55,7 +55,7 @@ def test_a_section_with_an_unknown_value_keeps_its_class() -> None:
     assert isinstance(spec.model, GPT)
     assert isinstance(spec.model, type(spec.model))
     assert type(spec.model).__name__ == "GPT"
-    assert layout_of(spec.model).__name__ == "dslpar.models.gpt.layout"
+    assert family_module(spec.model, "layout").__name__ == "dslpar.models.gpt.layout"
     assert type_name(spec.data) == "mlm"
 
 
