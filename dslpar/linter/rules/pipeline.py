@@ -22,11 +22,11 @@ _PARTITIONS = ("stage_ids", "counts", "method")
 @rule("PIP101", "more-stages-than-layers")
 def more_stages_than_layers(cx: Context) -> Iterator[Problem]:
     """The pipeline has more stages than the model has transformer layers."""
-    layers, stages, chunks = cx.model.num_layers, cx.pipeline.stages, cx.pipeline.chunks
+    layers, stages = cx.model.num_layers, cx.pipeline.stages
     if stages > layers:
         message = f"{stages} stages, and the model has {layers} layers"
         yield cx.problem(cx.pipeline.key, message, f"at most {layers}: each stage has at least one layer")
-    elif chunks.stages > layers:
+    elif (chunks := cx.pipeline.chunks).stages > layers:  # unknown if schedule.type is, which does not change the above
         message = f"{stages} ranks with {chunks.num} stages each, and the model has {layers} layers"
         key = "schedule.num_model_chunks"
         most = f"{cx.source.key(key).rpartition('.')[2]} at most {layers // stages}"
