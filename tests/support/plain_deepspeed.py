@@ -4,7 +4,7 @@
 
 A program sets its own seeds and keeps to what DeepSpeed documents. It is written so that a patch of dslpar's that
 reached it would change its result, where the patch changes results at all. This module does not import dslpar, except
-at the end of the command above, where it looks at what the import alone changes.
+within the command above, which trains the programs before and after the import.
 """
 
 from __future__ import annotations
@@ -236,28 +236,36 @@ def changed(before: Mapping[str, int]) -> set[str]:
 
 
 class Alone(NamedTuple):
-    """Results of a process without dslpar."""
+    """Results of a process without dslpar, and what the import of all its modules changes there."""
 
     results: dict[str, list[Result]]
     """Of each program, by rank."""
+    results_after_import: dict[str, list[Result]]
     changed_by_import: set[str]
-    """What is another object once all modules of dslpar are imported."""
+    """Names of functions and classes that are other objects after the import."""
     new_filters: list[str]
-    """The patterns of warnings that are newly ignored by then: of libraries that dslpar imports."""
+    """Filters of warnings that the import adds: of libraries that dslpar imports."""
     num_modules: int
     """Number of modules of dslpar that were imported."""
 
 
-def _rank(name: str, rank: int, folder: str) -> Result:
+def _trained(names: Sequence[str]) -> dict[str, list[Result]]:
+    results = {}
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("fork").Pool(WORLD) as ranks:
+            calls = [(name, rank, f"file://{folder}/store") for rank in range(WORLD)]
+            results[name] = ranks.starmap(_rank, calls, chunksize=1)
+    return results
+
+
+def _rank(name: str, rank: int, store: str) -> Result:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD))
-    store = f"file://{folder}/{abs(hash(name))}"
     with _quiet():
         deepspeed.init_distributed("gloo", False, init_method=store, rank=rank, world_size=WORLD)
     program = PROGRAMS[name]
     result = program.train(program.build())
     torch.distributed.barrier()
-    assert "dslpar" not in sys.modules
     return result
 
 
@@ -278,13 +286,10 @@ def main(path: str, names: Sequence[str]) -> None:
     warm.import_plain_deepspeed()
     backend: Any = import_module("deepspeed.comm.torch")
     backend.build_shm_op = lambda: None  # slow to compile, and not for training
-    results = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            with multiprocessing.get_context("fork").Pool(WORLD) as ranks:
-                calls = [(name, rank, folder) for rank in range(WORLD)]
-                results[name] = ranks.starmap_async(_rank, calls, chunksize=1).get(300)
-    Path(path).write_bytes(pickle.dumps(Alone(results, *_import_dslpar())._asdict()))
+    results = _trained(names)
+    assert "dslpar" not in sys.modules
+    of_import = _import_dslpar()
+    Path(path).write_bytes(pickle.dumps(Alone(results, _trained(names), *of_import)._asdict()))
 
 
 if __name__ == "__main__":
