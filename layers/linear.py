@@ -364,4 +364,4 @@ class Linear(Layer):
         if not self.training or adapter.dropout == 0:
             return 0
         features = self.weight.placement.cuts[1]  # type: ignore[attr-defined]
-        return shard_seed(self.groups, placement.Cuts(("d", "q"), (), features))
+        return shard_seed(self.groups, placement.ActivationSharding(("d", "q"), (), features))

@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from dslpar.costs.cached_cuts import residual_cuts
+from dslpar.costs.cached_sharding import residual_cuts
 from dslpar.costs.model_costs import Costs
 from dslpar.forecast.workload import Workload
 from dslpar.layout.chunks import Chunks
