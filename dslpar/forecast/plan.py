@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from dslpar.costs.family import flops_per_token
+from dslpar.costs.any_model import flops_per_token
 from dslpar.forecast.constants import DEFAULT, ERROR, Constants, Error
 from dslpar.forecast.device import Device
 from dslpar.forecast.links import Nodes

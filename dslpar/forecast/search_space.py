@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads
 from dslpar.layout.divisors import divisors, least_micro_size
-from dslpar.layout.family import conditions, is_chain, splits_sequences
+from dslpar.layout.family_interface import conditions, is_chain, splits_sequences
 from dslpar.layout.modes import MODES, combines, context_forms
 from dslpar.layout.resolve import defers_nothing, heads_of, offloads, with_zero
 from dslpar.schema.parallel_forms import is_of_libai

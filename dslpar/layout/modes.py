@@ -144,7 +144,7 @@ def context_forms(
     The keys are 'ring', 'ulysses' and 'hybrid of N', in which N neighbouring ranks exchange heads. The requested form
     comes first, unchanged. 'hybrid' is included for up to two values of N: the most that the heads allow, and the ranks
     that share a node of `per_node` devices (0 if not known). With all ranks as N it would be 'ulysses', with one rank
-    'ring'. `dslpar.layout.family.conditions` checks whether the heads divide as ulysses needs.
+    'ring'. `dslpar.layout.family_interface.conditions` checks whether the heads divide as ulysses needs.
     """
     cuboid = cuboid_of(tensor, context, heads)
     size = cuboid.context

@@ -15,7 +15,7 @@ from dslpar.core.mesh import STANDARD_ORDER, Mesh, Tensor
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.decision import Decision
-from dslpar.layout.family import pipeline_weights
+from dslpar.layout.family_interface import pipeline_weights
 from dslpar.layout.listed_layers import are_all_of_torch
 from dslpar.layout.modes import Heads, cuboid_of
 from dslpar.layout.schedule import Schedule

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dslpar.core.mesh import STANDARD_ORDER
 from dslpar.layout import batch, modes, resolve
 from dslpar.layout.decision import Decision
-from dslpar.layout.family import layout_of
+from dslpar.layout.family_interface import layout_of
 from dslpar.linter.problem import UnknownValueError
 from dslpar.provenance.subject import Subject
 from dslpar.schema import sections

@@ -18,7 +18,7 @@ from dslpar.core.mesh import Tensor
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.deepspeed_config import overlaps_reduction
 from dslpar.layout.divisors import Condition, divisors, least_micro_size
-from dslpar.layout.family import conditions, pipeline_weights
+from dslpar.layout.family_interface import conditions, pipeline_weights
 from dslpar.layout.resolve import defers_nothing, seq_len_of, splits_backward
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import EvenWeights, balanced, imbalance, loads_of_ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dslpar.layout.family import layout_of
+from dslpar.layout.family_interface import layout_of
 from dslpar.layout.resolve import seq_len_of
 from dslpar.linter.check import check, load_text
 from dslpar.linter.problem import UnknownValueError, require
