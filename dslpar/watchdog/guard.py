@@ -74,10 +74,10 @@ from functools import partial
 from typing import NamedTuple
 
 from dslpar.core.visible import visible_lines
-from dslpar.watchdog import marks, messages, orphans, protocol, verdicts
+from dslpar.watchdog import guard_messages, marks, orphans, protocol, verdicts
+from dslpar.watchdog.guard_messages import Message
 from dslpar.watchdog.hang_analysis import RankStacks, find_blocking_rank, format_stacks
 from dslpar.watchdog.marks import Rank, Report, Stopped, Verdict
-from dslpar.watchdog.messages import Message
 from dslpar.watchdog.peers import BEAT_S, HELD_BACK_S, SILENCE_S, Hub, HubLink, LaunchLink
 from dslpar.watchdog.protocol import Connection, Poller
 from dslpar.watchdog.rank_process import STOPS, RankProcess, Settings
@@ -516,7 +516,7 @@ class Guard:
     def show_stacks(self) -> None:
         """Send the rank's stacks to the hub."""
         if self.link.connection is not None:
-            self.link.connection.send({"stacks": messages.cut(self.rank.stacks()), "at": self._at()})
+            self.link.connection.send({"stacks": guard_messages.cut(self.rank.stacks()), "at": self._at()})
 
     def start_grace(self) -> None:
         """Start the grace period of a rank that got SIGTERM."""

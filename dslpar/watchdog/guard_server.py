@@ -20,7 +20,7 @@ from functools import partial
 from dslpar.cluster import network
 from dslpar.watchdog import authentication
 from dslpar.watchdog.authentication import STRANGER_BYTES, STRANGER_S, Key
-from dslpar.watchdog.messages import Fields
+from dslpar.watchdog.guard_messages import Fields
 from dslpar.watchdog.protocol import Connection, Poller
 
 _MAX_STRANGERS = 64

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dslpar.watchdog import messages
+from dslpar.watchdog import guard_messages
 from dslpar.watchdog.marks import Rank, Verdict
 from dslpar.watchdog.peers import SILENCE_S, Peer
 from dslpar.watchdog.status_page import Progress
@@ -35,7 +35,7 @@ class Failure(NamedTuple):
 
 def of_rank(rank: Rank, how: str, at: str, text: str = "", number: int = 0) -> Verdict:
     """Return a verdict about a rank, dated now. `number`: the signal that ended the rank."""
-    return Verdict(rank._replace(pid=0), time.time(), how, messages.cut(text), at, number)
+    return Verdict(rank._replace(pid=0), time.time(), how, guard_messages.cut(text), at, number)
 
 
 def of_death(
