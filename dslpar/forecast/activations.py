@@ -35,7 +35,7 @@ class Activations(NamedTuple):
     """Bytes that a rank holds while it runs micro-batches."""
 
     saved: float
-    """Saved by all micro-batches in flight, at the fullest moment."""
+    """Saved by all micro-batches in flight, at their peak."""
     first: float
     """Saved by one micro-batch on all of the rank's stages."""
     working: float
