@@ -27,7 +27,7 @@ from dslpar.watchdog.peers import HELD_BACK_S, SILENCE_S, Peer
 from dslpar.watchdog.rank_process import Settings
 from dslpar.watchdog.receiver import Receiver
 from dslpar.watchdog.status_page import TOO_LATE, Ending, StatusPage
-from dslpar.watchdog.verdicts import Failure
+from dslpar.watchdog.verdicts import EndReason
 from tests.support.guarded_ranks import WAITS, Ranks
 from tests.support.runs import ROOT
 from tests.support.stopwatch import Stopwatch
@@ -726,7 +726,7 @@ def test_what_is_told_meanwhile_stands(
 ) -> None:
     one = guard_of_an_aborted_rank(tmp_path, monkeypatch)
     one._notice_end()
-    one.handle(event, True if event is Event.JOB_ENDS else Failure(host_lost=True))
+    one.handle(event, True if event is Event.JOB_ENDS else EndReason(host_lost=True))
     assert one.state is State.GONE
     assert one.host_lost
     assert capfd.readouterr().err == ""

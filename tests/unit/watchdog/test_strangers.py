@@ -22,8 +22,8 @@ import pytest
 from dslpar.distributed.distributed_env import DistributedEnv
 from dslpar.watchdog import authentication, guard_messages, marks, peers, protocol
 from dslpar.watchdog.authentication import STRANGER_BYTES, STRANGER_S, Key
-from dslpar.watchdog.first_failure import JobWatch
 from dslpar.watchdog.guard_server import Server
+from dslpar.watchdog.job_watch import JobWatch
 from dslpar.watchdog.protocol import Connection, Poller
 from dslpar.watchdog.receiver import Receiver
 from tests.support.guarded_ranks import WAITS, Ranks
@@ -352,7 +352,7 @@ import pathlib, select, sys
 sys.path.insert(0, {root!r})
 from dslpar.watchdog.receiver import Receiver
 from dslpar.watchdog.guard_server import Server
-from dslpar.watchdog.first_failure import JobWatch
+from dslpar.watchdog.job_watch import JobWatch
 folder = pathlib.Path({folder!r})
 with Receiver(folder / "marks", range(3), ("127.0.0.1",), folder / "secret", loopback=True) as receiver:
     print(receiver._server.port, flush=True)
