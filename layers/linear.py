@@ -225,7 +225,7 @@ class _ShardedMatmul(torch.autograd.Function):
         run.start_next()
         # 9. wgrad.
         if needs_w and leaf is None:
-            reduction = _weight_gradient(y_grad, gathering.wait(), sharding, fusion.sum_of(summed))
+            reduction = _weight_gradient(y_grad, gathering.wait(), sharding, fusion.accumulator_of(summed))
             if reduction is not None and late is not None:
                 w_grad = late.put(reduction)
                 run.put(reduction)

@@ -25,7 +25,10 @@ from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec
 
 
 class Stages(NamedTuple):
-    """Partition of layers into pipeline stages. A field is None if it needs the built model; ids also for one stage."""
+    """Partition of layers into pipeline stages.
+
+    A field is None if it needs the built model. With one stage, both ids are None.
+    """
 
     auto_ids: tuple[int, ...] | None
     """Pipeline rank of each layer by the automatic method."""
@@ -187,15 +190,15 @@ def schedule_of(spec: Spec, pipe: int, num_micro_batches: int) -> Schedule:
 
 def splits_backward(spec: Spec) -> bool:
     """Return whether the schedule splits the backward; it does not if no layer can defer weight gradients."""
-    return spec.schedule is not None and spec.schedule.type == "zero_bubble" and not defers_nothing(spec)
+    return spec.schedule is not None and spec.schedule.type == "zero_bubble" and can_defer_weight_gradients(spec)
 
 
-def defers_nothing(spec: Spec) -> bool:
-    """Return whether the config shows that no layer can defer the gradients of its weights.
+def can_defer_weight_gradients(spec: Spec) -> bool:
+    """Return whether layers can defer the gradients of their weights; True if only the built model shows it.
 
     Layers of torch.nn cannot. With adapters (LoRA) there is nothing to defer, since the weights are frozen.
     """
-    return isinstance(spec.model, OtherModel) and (spec.model.lora is not None or are_all_of_torch(spec.model))
+    return isinstance(spec.model, Model) or (spec.model.lora is None and not are_all_of_torch(spec.model))
 
 
 # Other inferred values --------------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ class Guard:
         if self.rank.is_gone():
             self._notice_end()
         if self.hub is not None and self.hub.server is not None:
-            self.hub.server.expire()
+            self.hub.server.maintain()
         if self.launch.is_lost(self.now):
             self.handle(Event.LAUNCH_LOST)
         self._relay_marks()

@@ -85,7 +85,7 @@ class Receiver:
         deadline = time.monotonic() + timeout_s
         while True:
             self._poller.poll(max(0.0, deadline - time.monotonic()))
-            self._server.expire()
+            self._server.maintain()
             if time.monotonic() >= deadline:
                 break
         for connection in self._server.connections.values():

@@ -171,7 +171,7 @@ def server() -> Iterator[tuple[Server, list[Connection], list[str]]]:
     def serve() -> None:
         while not over.is_set():
             poller.poll(0.02)
-            one.expire()
+            one.maintain()
 
     thread = threading.Thread(target=serve)
     thread.start()
