@@ -102,7 +102,7 @@ def cuboid_of(
     axes = MODES[tensor.mode].axes(tensor)
     assert axes is not None, "a size that lint would have refused"
     d, q, y, z = axes
-    options = {name: decision.value for name, decision in options_of(tensor).items()}
+    options = {name: option.value for name, option in options_of(tensor).items()}
     cuboid = Tensor(
         d=d,
         q=q,

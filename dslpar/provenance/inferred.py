@@ -1,8 +1,8 @@
-"""Decisions about the keys that a config leaves out, with their reasons.
+"""Inferred values of the keys that a config leaves out, with their reasons.
 
-The functions that decide are in `dslpar.layout.resolve` and in the model's family. `DECISIONS` maps each key to such a
-function. A function raises UnknownValueError if the value is not known for a config. A key has its default if it is not
-in `DECISIONS`, or its function returns None.
+The functions that infer them are in `dslpar.layout.resolve` and in the model's family. `INFERRED` maps each key to such
+a function. A function raises UnknownValueError if the value is not known for a config. A key has its default if it is
+not in `INFERRED`, or its function returns None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dslpar.linter.problem import UnknownValueError
 from dslpar.provenance.subject import Subject
 from dslpar.schema import sections
 
-Decide = Callable[[Subject], InferredValue | None]
+Infer = Callable[[Subject], InferredValue | None]
 
 
 # The cuboid -------------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def _shape(subject: Subject) -> InferredValue | None:
     return InferredValue(cuboid.shape, why, ("parallel.tensor.size", "parallel.tensor.mode"))
 
 
-def _option(name: str) -> Decide:
+def _option(name: str) -> Infer:
     def decide(subject: Subject) -> InferredValue | None:
         cuboid, tensor = subject.cx.tensor.cuboid, subject.cx.tensor.section
         if tensor is None or cuboid.mode is None or (name == "impl" and cuboid.mode != "sequence"):
@@ -93,7 +93,7 @@ def _layers_key(model: sections.Model | sections.OtherModel) -> str:
     return "model.layers_cfg" if config is None else f"model.config.{config.key('layers')}"
 
 
-def _cut(name: str, recomputed: str = "") -> Decide:
+def _cut(name: str, recomputed: str = "") -> Infer:
     """Make the function that decides a field of `resolve.Stages`; `recomputed` is the reason, for LiBai's keys."""
 
     def decide(subject: Subject) -> InferredValue | None:
@@ -122,7 +122,7 @@ def _cut(name: str, recomputed: str = "") -> Decide:
 # Batch, model, run ------------------------------------------------------------------------------------------------
 
 
-def _of_batch(decide: Callable[[sections.Batch, batch.KnownSizes], InferredValue]) -> Decide:
+def _of_batch(decide: Callable[[sections.Batch, batch.KnownSizes], InferredValue]) -> Infer:
     def decided(subject: Subject) -> InferredValue:
         found = decide(subject.cx.layout.requested_batch, subject.cx.layout)
         if "parallel.data.size" in found.sources:
@@ -142,7 +142,7 @@ def _num_microbatches(subject: Subject) -> InferredValue | None:
 
 
 def of_model(subject: Subject, key: str) -> InferredValue | None:
-    """Return the decision of the model's family about a field that follows from the others."""
+    """Return the value that the model's family infers for a key from other keys; None if it infers none."""
     section, _, field = key.rpartition(".")
     if section != "model" or not isinstance(subject.reading.spec.model, sections.Model):
         return None
@@ -154,11 +154,11 @@ def _num_model_chunks(subject: Subject) -> InferredValue | None:
     return None if subject.reading.spec.schedule is None else resolve.num_model_chunks_of(subject.cx.spec)
 
 
-def _of_config_name(name_of: Callable[[str], str]) -> Decide:
+def _of_config_name(name_of: Callable[[str], str]) -> Infer:
     return lambda subject: InferredValue(name_of(subject.config.path), f"the name of the config, {subject.config.path}")
 
 
-def _monitor_path(section: str) -> Decide:
+def _monitor_path(section: str) -> Infer:
     def decide(subject: Subject) -> InferredValue:
         folder = subject.reading.spec.train.output_dir or resolve.default_output_dir(subject.config.path)
         return InferredValue(f"{folder}/{section}", f"{section} in train.output_dir", ("train.output_dir",))
@@ -184,7 +184,7 @@ def _seq_len(subject: Subject) -> InferredValue | None:
     return InferredValue(length, f"the model's {name}", (f"model.config.{name}",))
 
 
-DECISIONS: Mapping[str, Decide] = {
+INFERRED: Mapping[str, Infer] = {
     # Uses the context's data size, which is unknown if the world is not a multiple of the other sizes.
     "parallel.data.size": lambda subject: resolve.data_size_of(
         subject.cx.layout.data_size * subject.cx.pipeline.stages * subject.cx.tensor.cuboid.size,
@@ -232,7 +232,7 @@ DECISIONS: Mapping[str, Decide] = {
     **{f"monitor.{section}.job_name": _of_config_name(resolve.run_name) for section in _FILE_MONITORS},
     "monitor.wandb.project": _of_config_name(resolve.run_name),
 }
-RECOMPUTED: Mapping[str, Decide] = {
+RECOMPUTED: Mapping[str, Infer] = {
     "train.dist.auto_pipeline_stage_id": _cut("auto_ids"),
     "train.dist.actual_pipeline_stage_id": _cut("actual_ids", "the partition that is used; recomputed on load"),
 }

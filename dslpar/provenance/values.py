@@ -17,7 +17,7 @@ from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.language.load import Config
 from dslpar.layout.inferred_value import InferredValue
 from dslpar.linter.problem import UnknownValueError
-from dslpar.provenance.inferred import DECISIONS, RECOMPUTED, notes, of_model
+from dslpar.provenance.inferred import INFERRED, RECOMPUTED, notes, of_model
 from dslpar.provenance.origins import Step, steps_of
 from dslpar.provenance.reference import NAMES, below, help_of
 from dslpar.provenance.subject import Subject
@@ -140,7 +140,7 @@ def _leaf(subject: Subject, key: str, value: Any, help_text: str) -> Value:
 
 
 def _unwritten(subject: Subject, key: str, value: Any, help_text: str) -> Value:
-    infer = RECOMPUTED.get(key) or DECISIONS.get(key)
+    infer = RECOMPUTED.get(key) or INFERRED.get(key)
     try:
         found = infer(subject) if infer is not None else of_model(subject, key)
     except UnknownValueError:
