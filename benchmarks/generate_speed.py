@@ -20,7 +20,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.inference.generation import Options, generate
 from dslpar.inference.model import InferenceModel
 from dslpar.inference.trained import find_checkpoint, open_run
-from tests.support.forked_runs import train_alone
+from tests.support.forked_training import train_alone
 
 TARGET = 1.5
 MAX_TOKENS = 64

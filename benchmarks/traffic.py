@@ -41,7 +41,7 @@ from benchmarks.measure import HEADER, Ratio
 from benchmarks.sides import on_ranks
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
-from dslpar.costs import family as costs
+from dslpar.costs import any_model as costs
 from dslpar.costs import layers as sizes
 from dslpar.costs import traffic
 from dslpar.costs.collective_traffic import LayerTraffic, Number, Traffic

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dslpar.layout.stages import distribute_layers
     from dslpar.linter.check import lint, load, resolve
     from dslpar.models.sequential import ModelFromConfig, Stage
-    from dslpar.schema.registry import GRADIENT_HANDLER, LAYERS, MODELS
+    from dslpar.schema.class_registry import GRADIENT_HANDLER, LAYERS, MODELS
     from dslpar.training.arguments import arguments
     from dslpar.training.events import Event
     from dslpar.training.fit import fit
@@ -50,9 +50,9 @@ _HOMES = {
     "ModelFromConfig": ("dslpar.models.sequential", "ModelFromConfig"),
     "build_pipeline_model": ("dslpar.engine.model", "build_pipeline_model"),
     "build_pipeline_model_from_cfg": ("dslpar.engine.model", "build_pipeline_model_from_cfg"),
-    "MODELS": ("dslpar.schema.registry", "MODELS"),
-    "LAYERS": ("dslpar.schema.registry", "LAYERS"),
-    "GRADIENT_HANDLER": ("dslpar.schema.registry", "GRADIENT_HANDLER"),
+    "MODELS": ("dslpar.schema.class_registry", "MODELS"),
+    "LAYERS": ("dslpar.schema.class_registry", "LAYERS"),
+    "GRADIENT_HANDLER": ("dslpar.schema.class_registry", "GRADIENT_HANDLER"),
     "BaseGradientHandler": ("dslpar.engine.gradient_handlers", "BaseGradientHandler"),
     "PipelineStageManager": ("dslpar.distributed.stage_manager", "PipelineStageManager"),
     "distribute_layers": ("dslpar.layout.stages", "distribute_layers"),

@@ -52,10 +52,10 @@ from dslpar.parity.prove import prove as prove_job
 from dslpar.parity.samples import samples_of_pairs
 from dslpar.reporting import logging
 from dslpar.schema import sections as schema_sections
-from dslpar.schema.registry import registered, registered_classes
+from dslpar.schema.class_registry import registered, registered_classes
 from dslpar.training.program import ProgramEngine
-from dslpar.training.run import Run as Run
 from dslpar.training.session import NO_LIMIT, Session
+from dslpar.training.started_run import Run as Run
 
 NO_MODEL, UNKNOWN_MODEL = "CFG107", "CFG111"
 Batches = Iterable[Any]

@@ -1,6 +1,7 @@
-"""Names that configs import, for use in programs: `from dslpar.config import LazyCall`, as in LiBai's `libai.config`.
+"""LiBai-compatible import path for LazyCall, instantiate and get_config; `dslpar.load` loads a config.
 
-The config language itself is dslpar.language. In a config such an import only makes a reference and runs nothing.
+Programs import from here as from LiBai's `libai.config`: `from dslpar.config import LazyCall`. In a config such an
+import only makes a reference and runs nothing. The config language itself is dslpar.language.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers.placement import (
-    Cuts,
+    ActivationSharding,
     Letters,
     from_stored_order,
     inner_cuts,
@@ -86,11 +86,11 @@ def unshard(groups: Groups, x: Tensor, dims: tuple[Letters, ...]) -> Tensor:
     return x
 
 
-def _unshard(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
+def _unshard(groups: Groups, x: Tensor, cuts: ActivationSharding) -> Tensor:
     return unshard(groups, x, _dims(x, cuts))
 
 
-def _shard(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
+def _shard(groups: Groups, x: Tensor, cuts: ActivationSharding) -> Tensor:
     dims = _dims(x, cuts)
     check_divides(groups, x, dims, "an activation")
     for dim, letters in enumerate(dims):
@@ -101,7 +101,7 @@ def _shard(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
     return x
 
 
-def _dims(x: Tensor, cuts: Cuts) -> tuple[Letters, ...]:
+def _dims(x: Tensor, cuts: ActivationSharding) -> tuple[Letters, ...]:
     """Return the axes that cut each dim of `x`. Raises: DslparError: `x` has neither two nor three dims."""
     if x.dim() not in (2, 3):
         message = f"an activation of shape {tuple(x.shape)}"

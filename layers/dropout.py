@@ -40,7 +40,7 @@ class Dropout(nn.Module):
 
 
 @contextmanager
-def shard_rng(groups: Groups, cuts: placement.Cuts, device: torch.device) -> Iterator[None]:
+def shard_rng(groups: Groups, cuts: placement.ActivationSharding, device: torch.device) -> Iterator[None]:
     """Within the context, seed torch's default generators for this rank's piece of an activation that `cuts` cut."""
     seed = shard_seed(groups, cuts)
     if device.type in ("cpu", "meta"):
@@ -65,7 +65,7 @@ def seeded_generator(seed: int, device: torch.device) -> torch.Generator:
     return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
 
 
-def shard_seed(groups: Groups, cuts: placement.Cuts) -> int:
+def shard_seed(groups: Groups, cuts: placement.ActivationSharding) -> int:
     """Draw a new seed, equal on ranks that hold equal copies under `cuts`, and different on other ranks."""
     number = int(torch.randint(2**62, ()))
     index, _ = placement.piece(groups.tensor, groups.coord, cuts.tokens + cuts.features)

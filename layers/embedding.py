@@ -23,7 +23,7 @@ from dslpar.layers.kv_cache import first_position
 from dslpar.layers.linear import sharded_matmul
 from dslpar.layers.operand_shardings import MatmulSharding, matmul_sharding
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, PlacedModule, Shared, parameter
-from dslpar.layers.placement import Cuts
+from dslpar.layers.placement import ActivationSharding
 from dslpar.layers.token_ids import check_range, check_shape, local_tokens, row_index
 
 
@@ -75,7 +75,7 @@ class Embedding(PlacedModule):
         # The panel's tokens are cut over x alone. The reduction over y cuts them further.
         cuts = placement.residual_cuts(self.groups.tensor)
         batch, sequence = (tuple(letter for letter in letters if letter in "dq") for letters in cuts[:2])
-        ids = local_tokens(self.groups, x, Cuts(batch, sequence, ())) - first
+        ids = local_tokens(self.groups, x, ActivationSharding(batch, sequence, ())) - first
         padding = -1 if self.padding_idx is None else self.padding_idx - first
         padding = padding if 0 <= padding < rows else -1  # -1 in torch: no padding row in this panel
         return cast("Tensor", _Lookup.apply(ids, self.weight, padding, self.lookup_sharding))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Gradient accumulation fusion: the product that computes a weight gradient adds it to a float32 sum.
+"""Gradient accumulation fusion: the weight-gradient GEMM accumulates into the fp32 main gradient.
 
     enable_accumulation_fusion(module)     # an engine's, once
     y = linear(x)
@@ -64,8 +64,8 @@ def has_wide_products(weight: Tensor) -> bool:
     return weight.dtype in (torch.bfloat16, torch.float16) and _tried(weight.device, weight.dtype)
 
 
-def sum_of(weight: Tensor | None) -> Tensor | None:
-    """Return the sum to which a gradient is to be added; None: the backward returns the gradient itself."""
+def accumulator_of(weight: Tensor | None) -> Tensor | None:
+    """Return the fp32 main gradient to add to; None: the backward returns the gradient itself."""
     # `weight is None` first: it is None in a compiled layer, whose graph then does not depend on `_adding`.
     if weight is None or not _adding:
         return None
@@ -97,7 +97,7 @@ class _Linear(torch.autograd.Function):
         x_grad = torch.mm(y_grad, weight).view(x.shape) if needs_x else None
         w_grad = None
         if needs_w:
-            total = sum_of(ctx.weight)
+            total = accumulator_of(ctx.weight)
             if total is None:
                 w_grad = torch.mm(y_grad.t(), x.flatten(0, -2))
             else:

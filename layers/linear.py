@@ -225,7 +225,7 @@ class _ShardedMatmul(torch.autograd.Function):
         run.start_next()
         # 9. wgrad.
         if needs_w and leaf is None:
-            reduction = _weight_gradient(y_grad, gathering.wait(), sharding, fusion.sum_of(summed))
+            reduction = _weight_gradient(y_grad, gathering.wait(), sharding, fusion.accumulator_of(summed))
             if reduction is not None and late is not None:
                 w_grad = late.put(reduction)
                 run.put(reduction)
@@ -364,4 +364,4 @@ class Linear(Layer):
         if not self.training or adapter.dropout == 0:
             return 0
         features = self.weight.placement.cuts[1]  # type: ignore[attr-defined]
-        return shard_seed(self.groups, placement.Cuts(("d", "q"), (), features))
+        return shard_seed(self.groups, placement.ActivationSharding(("d", "q"), (), features))

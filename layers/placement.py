@@ -36,7 +36,7 @@ from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor
 from dslpar.layout.divisors import vocabulary
 from dslpar.layout.nearest import multiples
 from dslpar.layout.sharding import INWARD_WEIGHT, OUTWARD_WEIGHT, ring_of
-from dslpar.layout.sharding import Cuts as Cuts
+from dslpar.layout.sharding import ActivationSharding as ActivationSharding
 from dslpar.layout.sharding import Letters as Letters
 from dslpar.layout.sharding import inner_cuts as inner_cuts
 from dslpar.layout.sharding import piece as piece
@@ -260,5 +260,5 @@ def inner(tensor: Tensor, *shape: int) -> Placement:
     return _activation(tensor, shape, inner_cuts(tensor))
 
 
-def _activation(tensor: Tensor, shape: tuple[int, ...], cuts: Cuts) -> Placement:
+def _activation(tensor: Tensor, shape: tuple[int, ...], cuts: ActivationSharding) -> Placement:
     return Placement(tensor, shape, cuts.of(len(shape)), sequence_dim=1 if len(shape) == len(cuts) else None)

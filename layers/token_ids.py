@@ -17,10 +17,10 @@ from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.activation_sharding import check_divides
-from dslpar.layers.placement import Cuts
+from dslpar.layers.placement import ActivationSharding
 
 
-def local_tokens(groups: Groups, ids: Tensor, cuts: Cuts) -> Tensor:
+def local_tokens(groups: Groups, ids: Tensor, cuts: ActivationSharding) -> Tensor:
     """Take this rank's ids: [batch, sequence] to [batch/x, sequence], or [tokens] to [tokens/x]."""
     if ids.dim() == 1:
         return placement.take(ids, 0, groups.tensor, groups.coord, cuts.tokens)
@@ -28,7 +28,7 @@ def local_tokens(groups: Groups, ids: Tensor, cuts: Cuts) -> Tensor:
     return placement.take_tokens(ids, 1, groups.tensor, groups.coord, cuts.sequence)
 
 
-def check_shape(groups: Groups, ids: Tensor, cuts: Cuts) -> None:
+def check_shape(groups: Groups, ids: Tensor, cuts: ActivationSharding) -> None:
     """Raise DslparError if ids have neither one nor two dims, or a dim does not divide over the ranks."""
     if ids.dim() not in (1, 2):
         message = f"ids of shape {tuple(ids.shape)}"

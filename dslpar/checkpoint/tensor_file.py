@@ -1,12 +1,12 @@
-"""Tensor files of a checkpoint: write safetensors files and compute their digest, and map files into memory.
+"""Safetensors files: write tensors and compute the file's digest in one pass, and map files into memory.
+
+    digest = tensor_file.write_tensors(path, {"1.weight": flat, "1.weight::exp_avg": moment})
+    content = tensor_file.copied_bytes({"1.weight": flat}, HostBuffers())   # a snapshot; training may change the tensor
+    tensor_file.open_file(path).get("1.weight")                    # a view of the mapped file; nothing is read yet
 
 A safetensors file (https://github.com/huggingface/safetensors) has eight bytes with the length of a JSON header, the
-header, and the tensors without gaps. Here it is written and hashed in one pass, without the full copy in memory that
-`safetensors.torch.save_file` makes. A checkpoint's tensors are stored flat; exported tensors have their shapes.
-
-    written = tensor_file.write_tensors(path, {"1.weight": flat, "1.weight::exp_avg": other})
-    copied = tensor_file.copied_bytes({"1.weight": flat}, HostBuffers())   # to be written while the tensors change
-    tensor_file.open_file(path).get("1.weight")                    # a view of the file's map: nothing is read yet
+header, and the tensors without gaps. `safetensors.torch.save_file` would make a full copy of the file in memory, and
+computes no digest. A checkpoint's tensors are stored flat; exported tensors have their shapes.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _LENGTH_BYTES = 8
+"""Size of the field with the header's length."""
 _ALIGNED_BYTES = 64
 """Alignment in bytes of the first tensor, for the widest vector loads of CPUs."""
 _CHUNK_BYTES = 1 << 23
-_PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""The most bytes of a tensor that are written at once."""
+_MAP_FLAGS = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Flags of a private map. NORESERVE (named since Python 3.13) reserves no swap space, since maps are not written to."""
 
 
@@ -65,10 +67,13 @@ class LazyTensor(NamedTuple):
     """A tensor of a file to write; `make` computes it when it is written, and it is freed afterwards."""
 
     key: str
+    """Name in the file."""
     dtype: torch.dtype
+    """Dtype in the file."""
     shape: tuple[int, ...]
     """Shape in the file."""
     make: Callable[[], Tensor]
+    """Computes the tensor, with this dtype and number of elements."""
 
     @property
     def num_bytes(self) -> int:
@@ -133,15 +138,16 @@ def _lazy_bytes(tensors: Sequence[LazyTensor], metadata: Mapping[str, str], alig
 
 
 def _header(ordered: list[LazyTensor], metadata: Mapping[str, str], aligned_bytes: int) -> bytes:
+    """Return the header's length and the header, padded with blanks so that the first tensor is aligned."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    at = 0
+    start = 0
     for lazy in ordered:
-        end = at + lazy.num_bytes
-        header[lazy.key] = {"dtype": dtype_name(lazy.dtype), "shape": list(lazy.shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-(len(text) + _LENGTH_BYTES) % aligned_bytes)
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+        end = start + lazy.num_bytes
+        header[lazy.key] = {"dtype": dtype_name(lazy.dtype), "shape": list(lazy.shape), "data_offsets": [start, end]}
+        start = end
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    encoded += b" " * (-(len(encoded) + _LENGTH_BYTES) % aligned_bytes)
+    return len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded
 
 
 def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
@@ -150,8 +156,8 @@ def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
     flat = tensor.detach().cpu().contiguous().view(-1)
     if flat.numel():
         with memoryview(flat.view(torch.uint8).numpy()) as data:  # type: ignore[arg-type]
-            for at in range(0, len(data), _CHUNK_BYTES):
-                with data[at : at + _CHUNK_BYTES] as chunk:
+            for start in range(0, len(data), _CHUNK_BYTES):
+                with data[start : start + _CHUNK_BYTES] as chunk:
                     yield chunk
 
 
@@ -169,16 +175,20 @@ class TensorSpan(NamedTuple):
     """The place of a tensor in its file."""
 
     dtype: torch.dtype
+    """Dtype in the file."""
     start: int
     """First byte in the file."""
     numel: int
+    """Number of elements."""
 
 
 class TensorFile(NamedTuple):
     """A mapped tensor file. Its tensors are views of the map: the disk is read when they are used, never written."""
 
     path: Path
+    """Path of the file, for messages."""
     memory: mmap.mmap
+    """The map of the whole file."""
     spans: Mapping[str, TensorSpan]
     """Key of a tensor -> its place, in file order."""
     metadata: Mapping[str, str]
@@ -219,7 +229,7 @@ def open_file(path: Path) -> TensorFile:
     try:
         with path.open("rb") as opened:
             # Writable, since torch warns about read-only buffers; private, so that no write reaches the file.
-            memory = mmap.mmap(opened.fileno(), 0, flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            memory = mmap.mmap(opened.fileno(), 0, flags=_MAP_FLAGS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         begin = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
         if begin > len(memory):
             raise ValueError(f"a header of {begin - _LENGTH_BYTES} bytes in a file of {len(memory)}")

@@ -20,9 +20,10 @@ from dslpar.layout.resolve import Job
 def run(job: Job, rank: int | None, format: str, parser: argparse.ArgumentParser) -> int:
     """Print a rank's dry run (default: rank 0) as "text" or "json"; return 1 if it has problems."""
     with _without_collector():
-        stage, step, report = (import_with_torch(f"dslpar.dry_run.{name}") for name in ("stage", "step", "report"))
+        dry_run = import_with_torch("dslpar.dry_run.dry_run").dry_run
+        stage, report = (import_with_torch(f"dslpar.dry_run.{name}") for name in ("stage", "report"))
         try:
-            result = step.dry_run(job, rank or 0)
+            result = dry_run(job, rank or 0)
         except stage.NoDryRunError as error:
             parser.error(str(error))
         except DslparError as error:  # the model cannot be built

@@ -36,7 +36,7 @@ from dslpar.layout.stages import distribute_layers
 from dslpar.linter.check import Source
 from dslpar.models import LayeredModel
 from dslpar.models.sequential import ModelFromConfig, Stage
-from dslpar.schema.registry import GRADIENT_HANDLER, LAYERS, MODELS
+from dslpar.schema.class_registry import GRADIENT_HANDLER, LAYERS, MODELS
 
 __all__ = [
     "GRADIENT_HANDLER", "LAYERS", "MODELS", "BaseGradientHandler", "InterleavedPipelineSchedule", "ModelFromConfig",

@@ -1,4 +1,4 @@
-r"""Escape text for printing: commands to a terminal, a log or a CI system become escapes, as in `repr`.
+r"""Escape control characters, invisible characters and CI workflow commands in text to print, as `repr` escapes.
 
 File names, config keys, assert messages and manifests are untrusted text. Printed unchanged, an escape sequence clears
 the screen or renames the window (CWE-150), a line break forges a line of the report, and a character that reverses the
@@ -22,19 +22,21 @@ import re
 
 _INVISIBLE = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
 """Printable to Python, but drawn as nothing: fillers of Hangul and Khmer, a joiner, Braille's empty cell."""
-_OUT_OF_LINE = re.compile(r"[^ -~]")
-_OUT_OF_LINES = re.compile(r"[^ -~\n\t]")
+_NOT_ASCII_LINE = re.compile(r"[^ -~]")
+"""A character that `_escape` must look at in a line."""
+_NOT_ASCII_TEXT = re.compile(r"[^ -~\n\t]")
+"""A character that `_escape` must look at in a text, whose line breaks and tabs stay."""
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:[A-Za-z])|#(?=#\w*\[)", re.MULTILINE)
 
 
 def visible(text: object) -> str:
     """Return a text as one line, with commands and invisible characters escaped."""
-    return _break_commands(_OUT_OF_LINE.sub(_escape, str(text)))
+    return _break_commands(_NOT_ASCII_LINE.sub(_escape, str(text)))
 
 
 def visible_lines(text: str) -> str:
     """Escape a text of several lines (a traceback, a source) line by line; tabs stay."""
-    return _break_commands(_OUT_OF_LINES.sub(_escape, text))
+    return _break_commands(_NOT_ASCII_TEXT.sub(_escape, text))
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -66,7 +66,7 @@ class ModelCosts:
     recomputable: tuple[bool, ...] = ()
     """For each of `units`: True if activation checkpointing may recompute it."""
     flops: Flops | None = None
-    """FLOPs per token of a traced model; None for models whose FLOPs have a closed form (`dslpar.costs.family`)."""
+    """FLOPs per token of a traced model; None for models whose FLOPs have a closed form (`dslpar.costs.any_model`)."""
 
     @cached_property
     def kept(self) -> dict[Hashable, Any]:

@@ -39,7 +39,7 @@ from typing import NamedTuple
 from dslpar.core.mesh import Tensor
 from dslpar.costs import layers as sizes
 from dslpar.costs.adapters import matrices
-from dslpar.costs.cached_cuts import inner_cuts, residual_cuts
+from dslpar.costs.cached_sharding import inner_cuts, residual_cuts
 from dslpar.costs.collective_traffic import (
     NOTHING,
     LayerTraffic,
@@ -53,7 +53,7 @@ from dslpar.costs.collective_traffic import (
 )
 from dslpar.costs.layers import Forms, Layer, walk
 from dslpar.layout.divisors import ranks, vocabulary
-from dslpar.layout.sharding import Cuts, Letters, samples_are_cut_first
+from dslpar.layout.sharding import ActivationSharding, Letters, samples_are_cut_first
 
 
 def total(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> LayerTraffic:
@@ -138,7 +138,7 @@ def _depth_all_reduce(w: _Operand) -> Traffic:
     return all_reduce(w.tensor, w.tensor.summed_by_layers(("d",)), ratio(w.panel, w.tensor.q))
 
 
-def _summed_vectors(tensor: Tensor, cuts: Cuts, elements: int) -> Traffic:
+def _summed_vectors(tensor: Tensor, cuts: ActivationSharding, elements: int) -> Traffic:
     """Count the gradients' sum of vectors with `elements` in all, for features that `cuts` shards.
 
     It is a sum over the axes that shard the tokens, but not over d if ZeRO sums over d. Vectors of the residual stream

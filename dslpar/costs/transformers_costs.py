@@ -21,11 +21,11 @@ from dslpar.core.mesh import Tensor
 from dslpar.costs import flops
 from dslpar.costs.adapters import Adapter, AdapterSizes
 from dslpar.costs.collective_traffic import Number
-from dslpar.costs.family_costs import costs_of
+from dslpar.costs.family_interface import costs_of
 from dslpar.costs.flops import Flops
 from dslpar.costs.model_costs import CostsFunction, ModelCosts, function_of
 from dslpar.layout import transformers_costs
-from dslpar.layout.family import layout_of
+from dslpar.layout.family_interface import layout_of
 from dslpar.layout.stages import EvenWeights
 from dslpar.schema import families
 from dslpar.schema.sections import LoRA, Model

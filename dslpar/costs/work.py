@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dslpar.core.mesh import Tensor
 from dslpar.costs import layers as sizes
 from dslpar.costs.adapters import matrices
-from dslpar.costs.cached_cuts import inner_cuts, residual_cuts
+from dslpar.costs.cached_sharding import inner_cuts, residual_cuts
 from dslpar.costs.collective_traffic import Number, ratio
 from dslpar.costs.layers import Forms, Layer, walk
 from dslpar.layout.divisors import ranks, vocabulary

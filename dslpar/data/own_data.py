@@ -94,7 +94,7 @@ def own_samples(job: Job, dataset: Any, inputs: Sequence[str], start: int) -> Sa
     Raises:
         DslparError: there are no items, or they are neither pairs nor mappings.
     """
-    from dslpar.data.columns import ColumnSamples
+    from dslpar.data.column_samples import ColumnSamples
     from dslpar.data.pairs import PairSamples
 
     if dataset is None:

@@ -191,7 +191,7 @@ def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
     if part.parts:
         return _blend(job, part, inputs)
     if isinstance(data, HuggingFaceData) and data.text_column is None:
-        from dslpar.data.columns import ColumnSamples
+        from dslpar.data.column_samples import ColumnSamples
 
         assert part.rows is not None
         return ColumnSamples(job, Table(job, part.rows), inputs, _decoder_start(job))

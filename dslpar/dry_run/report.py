@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from dslpar.core.visible import json_text, visible
+from dslpar.dry_run.dry_run import DryRun
 from dslpar.dry_run.stage import ParameterRecord
-from dslpar.dry_run.step import DryRun
 
 _MOST_PARAMETERS = 12
 _MOST_RANKS = 4

@@ -25,7 +25,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import Location
 from dslpar.language.lazy import instantiate, locate
 from dslpar.layout.resolve import Job
-from dslpar.schema.registry import GRADIENT_HANDLER
+from dslpar.schema.class_registry import GRADIENT_HANDLER
 
 
 class BaseGradientHandler(ABC):

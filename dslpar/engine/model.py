@@ -25,7 +25,7 @@ from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModel, LayerSpec, Loss
 from dslpar.models.sequential import Layers, Sequential, SingleModule, check_arguments, is_plain_sequential
 from dslpar.schema import families, transformers_configs
-from dslpar.schema.registry import MODELS
+from dslpar.schema.class_registry import MODELS
 from dslpar.schema.sections import Model, OtherModel, PipelineSchedule
 from dslpar.schema.transformers_policies import DERIVED, POLICIES
 

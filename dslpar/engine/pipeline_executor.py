@@ -16,7 +16,7 @@ gradients, and W computes these gradients (`layers.weight_gradients`).
 
 A stage's gradients are complete after its last B, or after its last W if the backward is split. From then on they are
 reduced over replicas while the rank's other stages continue (`distributed.gradient_buffer`; without ZeRO,
-`stage_reduction`).
+`distributed.per_stage_gradient_reduction`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from torch.profiler import record_function
 
 from dslpar.distributed import collectives, deepspeed_patches
 from dslpar.distributed.groups import Groups
+from dslpar.distributed.per_stage_gradient_reduction import StageReduction
 from dslpar.distributed.point_to_point import StageMessages
-from dslpar.distributed.stage_reduction import StageReduction
 from dslpar.engine.executor import LossFn, MicroBatches, Result, Seed, detach, reduce_gradients, training_mode
 from dslpar.engine.vector_reduction import deferred_ids
 from dslpar.layers.gradient_accumulation_fusion import fused_accumulation

@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from dslpar.costs.cached_cuts import residual_cuts
+from dslpar.costs.cached_sharding import residual_cuts
 from dslpar.costs.model_costs import Costs
 from dslpar.forecast.workload import Workload
 from dslpar.layout.chunks import Chunks
@@ -35,7 +35,7 @@ class Activations(NamedTuple):
     """Bytes that a rank holds while it runs micro-batches."""
 
     saved: float
-    """Saved by all micro-batches in flight, at the fullest moment."""
+    """Saved by all micro-batches in flight, at their peak."""
     first: float
     """Saved by one micro-batch on all of the rank's stages."""
     working: float

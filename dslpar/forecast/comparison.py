@@ -13,9 +13,9 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.costs import family as costs
+from dslpar.costs import any_model as costs
 from dslpar.costs.collective_traffic import LayerTraffic
-from dslpar.layout.family import conditions
+from dslpar.layout.family_interface import conditions
 from dslpar.layout.modes import context_forms, cuboid_of
 from dslpar.layout.resolve import Job, heads_of
 from dslpar.schema.parallel_forms import tensor_of

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from dslpar.costs.family import flops_per_token
+from dslpar.costs.any_model import flops_per_token
 from dslpar.forecast.constants import DEFAULT, ERROR, Constants, Error
 from dslpar.forecast.device import Device
 from dslpar.forecast.links import Nodes
-from dslpar.forecast.stage_memory import AtRest, StageMemory, at_rest, stage_memory
+from dslpar.forecast.stage_memory import StageMemory, WithoutActivations, stage_memory, without_activations
 from dslpar.forecast.step_time import ReplicaTerms, StepTime, replica_terms, step_time
 from dslpar.forecast.workload import Workload
 
@@ -146,14 +146,14 @@ class Fitting:
         self.machine, self._most = machine, AT_FULL_SPEED * machine.device.memory_bytes
         self._ranks: list[int] = []
         self._replicas: ReplicaTerms | None = None
-        self._resting: dict[tuple[int, bool], AtRest] = {}
+        self._fixed: dict[tuple[int, bool], WithoutActivations] = {}
 
     def forecast(self, workload: Workload) -> Forecast | None:
         """Return the forecast of a workload; None if a tested rank thrashes, or does not fit."""
         self._ranks = self._ranks or _fullest_ranks(workload)
         memory = []
         for rank in self._ranks:
-            memory.append(stage_memory(workload, rank, self._at_rest(workload, rank)))
+            memory.append(stage_memory(workload, rank, self._without_activations(workload, rank)))
             if memory[-1].total > self._most:
                 return None
         if self._replicas is None:
@@ -161,11 +161,12 @@ class Fitting:
             self._replicas = replica_terms(workload, device, self.machine.nodes)
         return Forecast(workload=workload, machine=self.machine, memory=tuple(memory), replicas=self._replicas)
 
-    def _at_rest(self, workload: Workload, rank: int) -> AtRest:
-        key = rank, workload.micro_batches > 1  # memory at rest depends on the accumulation of gradients alone
-        if key not in self._resting:
-            self._resting[key] = at_rest(workload, rank)
-        return self._resting[key]
+    def _without_activations(self, workload: Workload, rank: int) -> WithoutActivations:
+        # Among the workloads of one layout it depends only on whether gradients accumulate.
+        key = rank, workload.micro_batches > 1
+        if key not in self._fixed:
+            self._fixed[key] = without_activations(workload, rank)
+        return self._fixed[key]
 
 
 def _fullest_ranks(workload: Workload) -> list[int]:

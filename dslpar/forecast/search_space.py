@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads
 from dslpar.layout.divisors import divisors, least_micro_size
-from dslpar.layout.family import conditions, is_chain, splits_sequences
+from dslpar.layout.family_interface import conditions, is_chain, splits_sequences
 from dslpar.layout.modes import MODES, combines, context_forms
-from dslpar.layout.resolve import defers_nothing, heads_of, offloads, with_zero
+from dslpar.layout.resolve import can_defer_weight_gradients, heads_of, offloads, with_zero
 from dslpar.schema.parallel_forms import is_of_libai
 from dslpar.schema.sections import ContextParallel, TensorParallel
 
@@ -217,7 +217,7 @@ def _schedules(workloads: Workloads, pipe: int) -> Iterator[tuple[int, bool]]:
     for chunks in (1, *CHUNKS) if pipe > 1 else (1,):
         if pipe * chunks <= layers:
             yield chunks, False
-            if pipe > 1 and not spec.train.compiles_layers and not defers_nothing(spec):
+            if pipe > 1 and not spec.train.compiles_layers and can_defer_weight_gradients(spec):
                 yield chunks, True
 
 

@@ -1,10 +1,10 @@
-"""Memory of each pipeline rank at the fullest moment of a step, in bytes and by part.
+"""Peak memory of each pipeline rank in a step, in bytes and by part.
 
     made = stage_memory(workload, pipe_rank=0)
     made.total, made.moment                    # 7.1e10, 'backward'
     binding(workload)                          # the pipeline rank that needs the most
 
-Three moments can be the fullest. At all of them a rank also holds weights and optimizer states:
+Memory can peak at three moments. At all of them a rank also holds weights and optimizer states:
 
 =========  ================================================  ================================================
 moment     time                                              memory besides weights and optimizer states
@@ -17,11 +17,14 @@ step       during the optimizer's step                       gradients in the fo
 
 Megatron-LM's memory report and LLMem (arXiv 2404.10933) also sum by stage, take the worst stage, and count memory
 outside torch. The constants for memory outside torch are published measurements (NCCL's issues 964 and 986).
+
+The peak is the larger of two candidates: the backward, which depends on activations, and the larger one of reduction
+and step, which does not. A search for layouts computes the second candidate once per layout (`WithoutActivations`).
 """
 
 from __future__ import annotations
 
-from operator import itemgetter
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from dslpar.core.mesh import TENSOR_AXES, Mesh
@@ -39,15 +42,21 @@ COMMUNICATOR = 0.55 * 2**30
 FRAGMENTATION = 0.01
 """Overhead of torch's allocator, as a share of the memory that is freed and allocated in a step. nanotron's measured
 peaks show no larger share."""
+ROUNDING = 1e-3
+"""Relative tolerance for comparing two sums of the same activations that were added in different orders."""
 
 
 class StageMemory(NamedTuple):
-    """Memory of a pipeline rank at its fullest moment, in bytes."""
+    """Peak memory of a pipeline rank, in bytes."""
 
     pipe_rank: int
+    """Index of the rank on the "pipe" axis."""
     moment: Moment
+    """The moment at which memory peaks."""
     weights: float
+    """Weights, trained and frozen."""
     gradients: float
+    """Gradients that exist at that moment."""
     optimizer: float
     """Optimizer moments, and `masters`."""
     masters: float
@@ -76,54 +85,74 @@ class StageMemory(NamedTuple):
         return self.allocated + self.fragmentation + self.outside
 
 
-_Moment = tuple[float, Moment, float, float, float, float, float]
-"""Temporary memory at a moment: (sum, moment, gradients, saved activations, temporaries of the running layer, logits,
-buffers). The sum is that of the five parts.
-"""
+class PeakCandidate(NamedTuple):
+    """Memory that is allocated and freed within a step, at one of the moments that may be the peak, in bytes."""
+
+    total: float
+    """Sum of the parts below."""
+    moment: Moment
+    """The moment."""
+    gradients: float
+    """Gradients, without those that exist from the start of the run."""
+    saved: float = 0.0
+    """Tensors saved for all micro-batches in flight."""
+    working: float = 0.0
+    """Temporaries of the running layer."""
+    logits: float = 0.0
+    """Logits and tensors made from them."""
+    buffers: float = 0.0
+    """Buckets and gathered weights, without those that exist from the start of the run."""
 
 
-class AtRest(NamedTuple):
-    """Memory of a rank without activations. It is the same for all layouts that differ only in the micro-batch size, as
-    long as a step has several micro-batches.
+class WithoutActivations(NamedTuple):
+    """Everything that does not depend on the micro-batch size; the planner's search computes it once per layout.
+
+    It also depends on whether a step has several micro-batches, because then gradients accumulate.
     """
 
     held: States
+    """Model states and buffers."""
     left: float
+    """`held.left`: bytes of buffers at the start of a backward."""
     rises: tuple[tuple[float, float], ...]
-    """`States.left` and `States.rises` of `held`."""
-    fullest: _Moment
-    """The fuller of the moments "reduction" and "step", which have no activations."""
+    """`held.rises`: bytes of buffers during a backward; pairs (share of the layers whose backward is done, bytes)."""
+    peak: PeakCandidate
+    """The larger of "reduction" and "step", the moments at which no activations exist."""
     outside: float
     """Memory outside torch."""
 
 
-def at_rest(workload: Workload, pipe_rank: int) -> AtRest:
-    """Return the memory of a pipeline rank without activations."""
+def without_activations(workload: Workload, pipe_rank: int) -> WithoutActivations:
+    """Return the part of a pipeline rank's memory that does not depend on the micro-batch size."""
     held = states(workload, pipe_rank)
-    outside = CONTEXT + COMMUNICATOR * num_communicators(workload.mesh)
-    return AtRest(held, held.left, held.rises, max(_reduction(held), _step(held), key=itemgetter(0)), outside)
+    return WithoutActivations(
+        held,
+        left=held.left,
+        rises=held.rises,
+        peak=max(_reduction(held), _step(held), key=attrgetter("total")),
+        outside=CONTEXT + COMMUNICATOR * num_communicators(workload.mesh),
+    )
 
 
-def stage_memory(workload: Workload, pipe_rank: int, resting: AtRest | None = None) -> StageMemory:
-    """Return the memory of a pipeline rank at its fullest moment; `resting` is the result of `at_rest`, if known."""
-    if resting is None:
-        resting = at_rest(workload, pipe_rank)
-    held, backward = resting.held, _backward(workload, resting, activations(workload, pipe_rank))
-    fullest = backward if backward[0] >= resting.fullest[0] else resting.fullest
-    come_and_go, moment, gradients, saved, working, logits, buffers = fullest
+def stage_memory(workload: Workload, pipe_rank: int, fixed: WithoutActivations | None = None) -> StageMemory:
+    """Return the peak memory of a pipeline rank; `fixed` is the result of `without_activations`, if known."""
+    if fixed is None:
+        fixed = without_activations(workload, pipe_rank)
+    held, backward = fixed.held, _backward(workload, fixed, activations(workload, pipe_rank))
+    peak = backward if backward.total >= fixed.peak.total else fixed.peak
     return StageMemory(
         pipe_rank,
-        moment,
+        peak.moment,
         weights=held.weights,
-        gradients=held.allocated + gradients,
+        gradients=held.allocated + peak.gradients,
         optimizer=held.optimizer + held.masters,
         masters=held.masters,
-        activations=saved + working,
-        working=working,
-        logits=logits,
-        buffers=held.constant + buffers,
-        fragmentation=FRAGMENTATION * (come_and_go + (held.allocated + held.constant)),
-        outside=resting.outside,
+        activations=peak.saved + peak.working,
+        working=peak.working,
+        logits=peak.logits,
+        buffers=held.constant + peak.buffers,
+        fragmentation=FRAGMENTATION * (peak.total + (held.allocated + held.constant)),
+        outside=fixed.outside,
     )
 
 
@@ -132,34 +161,34 @@ def binding(workload: Workload) -> StageMemory:
     return max((stage_memory(workload, rank) for rank in range(workload.mesh.pipe)), key=lambda each: each.total)
 
 
-def _backward(workload: Workload, resting: AtRest, needed: Activations) -> _Moment:
-    """Return the fullest moment of a micro-batch's backward: in the loss's backward or in a layer's.
+def _backward(workload: Workload, fixed: WithoutActivations, needed: Activations) -> PeakCandidate:
+    """Return the peak of a micro-batch's backward: in the loss's backward or in a layer's.
 
     While a backward proceeds, activations are freed and buckets fill. A step's first backward also allocates gradients.
     """
-    held, left = resting.held, resting.left
+    held, left = fixed.held, fixed.left
     saved, first, working, logits, output = needed
-    # If all micro-batches are in flight at the fullest moment, it is in the step's first backward.
-    is_first = saved >= workload.micro_batches * first * 0.999
+    # If all micro-batches are in flight at the peak, it is in the step's first backward. Its loss finds no gradients.
+    is_first = saved >= workload.micro_batches * first * (1 - ROUNDING)
     at_loss = 0.0 if is_first else held.gradients
-    fullest: _Moment = (at_loss + saved + logits + left, "backward", at_loss, saved, 0.0, logits, left)
-    for done, buffers in resting.rises:
+    peak = PeakCandidate(at_loss + saved + logits + left, "backward", at_loss, saved, logits=logits, buffers=left)
+    for done, buffers in fixed.rises:
         gradients = held.gradients if done or held.at_once else at_loss
         waiting = saved - done * first
         total = gradients + waiting + working + output + buffers
-        if total > fullest[0]:
-            fullest = total, "backward", gradients, waiting, working, output, buffers
-    return fullest
+        if total > peak.total:
+            peak = PeakCandidate(total, "backward", gradients, waiting, working, output, buffers)
+    return peak
 
 
-def _reduction(held: States) -> _Moment:
+def _reduction(held: States) -> PeakCandidate:
     gradients = min(held.gradients, held.reduced)
-    return held.reduced, "reduction", gradients, 0.0, 0.0, 0.0, held.reduced - gradients
+    return PeakCandidate(held.reduced, "reduction", gradients, buffers=held.reduced - gradients)
 
 
-def _step(held: States) -> _Moment:
+def _step(held: States) -> PeakCandidate:
     gradients = min(held.gradients, held.stepped)
-    return held.stepped, "step", gradients, 0.0, 0.0, 0.0, held.stepped - gradients
+    return PeakCandidate(held.stepped, "step", gradients, buffers=held.stepped - gradients)
 
 
 def num_communicators(mesh: Mesh) -> int:

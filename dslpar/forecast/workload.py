@@ -18,8 +18,8 @@ from operator import attrgetter
 from typing import Literal
 
 from dslpar.core.mesh import Mesh, Tensor
+from dslpar.costs.any_model import costs_function, model_costs
 from dslpar.costs.collective_traffic import Number
-from dslpar.costs.family import costs_function, model_costs
 from dslpar.costs.memory import LayerMemory
 from dslpar.costs.model_costs import Costs, ModelCosts
 from dslpar.layout.chunks import Chunks

@@ -1,4 +1,12 @@
-"""Call in a config: arguments, their origins, and the parts of the evaluator that the called function needs."""
+"""Call in a config: arguments, their origins, and the parts of the evaluator that the called function needs.
+
+`dslpar.language.calls` evaluates the arguments of a call expression and builds its `Call`. The functions
+(functions.py), methods (methods.py) and `LazyCall` (lazy_calls.py) of the language take it, and return the result.
+
+- The *origin* of a value is the location in a file where it was written. None means that of its container.
+- The `Budget` is the number of steps that the evaluation may still take (limits.py). A function pays for its work.
+- A list or dict is *tainted* if it was changed in an unknown way. A key that it lacks is then unknown, and no error.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +27,15 @@ class Call:
 
     def __init__(self, location: Location, budget: Budget, open_config: OpenConfig) -> None:
         self.args: list[Value] = []
+        """Positional arguments."""
         self.locations: list[Location] = []
         """Origins of the positional arguments."""
         self.kwargs: dict[str, Value] = {}
+        """Keyword arguments by name."""
         self.keyword_origins: dict[str, tuple[Origin, Origin]] = {}
         """Origins of each keyword argument's value and name."""
         self.location = location
+        """Where the call is written."""
         self.result_origin: Origin = None
         """The origin of the result, if it is not the call itself."""
         self.budget = budget

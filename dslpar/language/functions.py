@@ -11,7 +11,7 @@ import os.path
 from collections.abc import Callable
 
 from dslpar.core.suggest import nearest
-from dslpar.core.trust import is_standard_library, known_kind
+from dslpar.core.trust import is_standard_library, known_package
 from dslpar.language.call import Call
 from dslpar.language.errors import WRITE_VALUE, ConfigError, UnknownError
 from dslpar.language.formatting import to_text
@@ -84,7 +84,7 @@ def _equivalent(name: str, call: Call) -> str:
         return _lazily(call.args[0].name, len(call.args) > 1)
     # A run can build a class later. The result of a function is known only to the author.
     is_class = last[:1].isupper() and package != "numpy" and not is_standard_library(name)
-    trust = "" if known_kind(name) else f" (within a section, if {package} is trusted: dslpar explain CFG122)"
+    trust = "" if known_package(name) else f" (within a section, if {package} is trusted: dslpar explain CFG122)"
     return _lazily(name, bool(call.args)) + trust if is_class else ""
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.core.project import trusted_packages
-from dslpar.core.trust import is_standard_library, refusal, why_not
+from dslpar.core.trust import is_standard_library, why_name_refused, why_object_refused
 from dslpar.language.errors import ConfigError, finding
 from dslpar.language.finder import find_config
 from dslpar.language.load import load
@@ -138,7 +138,7 @@ def _refusal(target: Any, location: Location, trusted: tuple[str, ...]) -> Findi
     """Return a finding if a target may not be called."""
     if isinstance(target, ProgramReference) or callable(target):
         return None
-    refused = refusal(as_reference(target).name, trusted)
+    refused = why_name_refused(as_reference(target).name, trusted)
     return refused and finding("CFG122", location, *refused)
 
 
@@ -170,7 +170,9 @@ def _call(
 def _locate_call(reference: Reference, location: Location, trusted: tuple[str, ...]) -> Any:
     """Import the target of a call, and check the object found: a trusted name may lead to an object from elsewhere."""
     *owners, found = _walk(reference, location)
-    if not isinstance(reference, ProgramReference) and (why := why_not(found, reference.name, trusted, owners)):
+    if isinstance(reference, ProgramReference):
+        return found
+    if why := why_object_refused(found, reference.name, trusted, owners):
         hint = "name the class itself; or trust the full name of what is to be called"
         raise DslparError([finding("CFG122", location, f"a config may not call {reference.name!r}: {why}", hint)])
     return found

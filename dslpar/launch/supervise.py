@@ -41,7 +41,7 @@ from dslpar.launch import host_findings, preflight
 from dslpar.layout.resolve import Job
 from dslpar.reporting import run_dir, run_list
 from dslpar.watchdog import marks, rank_monitor
-from dslpar.watchdog.first_failure import JobWatch
+from dslpar.watchdog.job_watch import JobWatch
 from dslpar.watchdog.marks import Stopped
 from dslpar.watchdog.processes import descendants
 from dslpar.watchdog.receiver import Receiver

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from dslpar.core.mesh import Tensor
 from dslpar.layout import divisors
-from dslpar.layout.decision import Decision
+from dslpar.layout.inferred_value import InferredValue
 from dslpar.schema import sections
 from dslpar.schema.sections import Spec
 
@@ -58,20 +58,20 @@ def batch_of(requested: sections.Batch, sizes: KnownSizes) -> Batch:
 _DATA = "parallel.data.size"
 
 
-def global_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
+def global_size_of(requested: sections.Batch, sizes: KnownSizes) -> InferredValue:
     """Decide the number of samples per step."""
     if requested.global_size is not None:
-        return Decision(requested.global_size)
+        return InferredValue(requested.global_size)
     micro, accumulation = micro_size_of(requested, sizes).value, accumulation_of(requested, sizes).value
     why = f"micro_size {micro} * accumulation {accumulation} * data {sizes.data_size}"
     value = micro * accumulation * sizes.data_size
-    return Decision(value, why, ("batch.micro_size", "batch.accumulation", _DATA))
+    return InferredValue(value, why, ("batch.micro_size", "batch.accumulation", _DATA))
 
 
-def micro_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
+def micro_size_of(requested: sections.Batch, sizes: KnownSizes) -> InferredValue:
     """Decide the number of samples per micro-batch: the least legal number if global_size is not given either."""
     if requested.micro_size is not None:
-        return Decision(requested.micro_size)
+        return InferredValue(requested.micro_size)
     if requested.global_size is None:
         least = divisors.least_micro_size(sizes.cuboid)
         cuts = [each.why for each in divisors.batch(least, sizes.cuboid) if each.by > 1]
@@ -81,19 +81,19 @@ def micro_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
             else "the smallest possible, since no rank splits samples"
         )
         sources = ("parallel.tensor.shape",) if cuts else ()
-        return Decision(least, f"neither micro_size nor global_size is set: {why}", sources)
+        return InferredValue(least, f"neither micro_size nor global_size is set: {why}", sources)
     whole, accumulation = requested.global_size, accumulation_of(requested, sizes).value
     why = f"global_size {whole} / (accumulation {accumulation} * data {sizes.data_size})"
     value = whole // (accumulation * sizes.data_size)
-    return Decision(value, why, ("batch.global_size", "batch.accumulation", _DATA))
+    return InferredValue(value, why, ("batch.global_size", "batch.accumulation", _DATA))
 
 
-def accumulation_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
+def accumulation_of(requested: sections.Batch, sizes: KnownSizes) -> InferredValue:
     """Decide the number of micro-batches per step."""
     if requested.accumulation is not None:
-        return Decision(requested.accumulation)
+        return InferredValue(requested.accumulation)
     whole, micro = requested.global_size, requested.micro_size
     if whole is None or micro is None:
-        return Decision(1, "left out: one micro-batch per step", how="default")
+        return InferredValue(1, "left out: one micro-batch per step", how="default")
     why = f"global_size {whole} / (micro_size {micro} * data {sizes.data_size})"
-    return Decision(whole // (micro * sizes.data_size), why, ("batch.global_size", "batch.micro_size", _DATA))
+    return InferredValue(whole // (micro * sizes.data_size), why, ("batch.global_size", "batch.micro_size", _DATA))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from dslpar.layout.family import pipeline_weights
+from dslpar.layout.family_interface import pipeline_weights
 from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.simulation import Durations, Timeline, simulate

@@ -16,79 +16,79 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from dslpar.layout.decision import Decision
+from dslpar.layout.inferred_value import InferredValue
 from dslpar.layout.resolve import Job, offloads, run_name
 from dslpar.schema import sections
 
 Config = dict[str, Any]
 
-CHOICES: Mapping[str, Decision] = {
-    "steps_per_print": Decision(
+CHOICES: Mapping[str, InferredValue] = {
+    "steps_per_print": InferredValue(
         None, "one more than the steps: dslpar reports them, DeepSpeed does not", ("train.steps",)
     ),
-    "timers.throughput.enabled": Decision(
+    "timers.throughput.enabled": InferredValue(
         False, "dslpar measures throughput; DeepSpeed's timer waits for the device twice per micro-batch", how="default"
     ),
-    "optimizer.params.torch_adam": Decision(
+    "optimizer.params.torch_adam": InferredValue(
         True,
         "torch's own Adam, since DeepSpeed's fused Adam is compiled at the first start; if the optimizer is offloaded "
         "from a device, DeepSpeedCPUAdam replaces it if its op can be built, and the log names the one used",
         ("optimizer.type",),
     ),
-    "optimizer.params.fused": Decision(
+    "optimizer.params.fused": InferredValue(
         True,
         "one kernel per step, on CPUs and for offloaded states too; torch's default passes over all states a dozen "
         "times",
         ("optimizer.type",),
     ),
-    "optimizer.params.adam_w_mode": Decision(
+    "optimizer.params.adam_w_mode": InferredValue(
         False, "with True, DeepSpeed's default, its Adam is AdamW", ("optimizer.type",)
     ),
-    "zero_optimization.use_multi_rank_bucket_allreduce": Decision(
+    "zero_optimization.use_multi_rank_bucket_allreduce": InferredValue(
         False, "DeepSpeed's default, True, sends 50 % more", ("zero.stage",)
     ),
-    "zero_optimization.reduce_bucket_size": Decision(
+    "zero_optimization.reduce_bucket_size": InferredValue(
         40_000_000,
         "elements: a bucket is reduced while the next one fills; DeepSpeed's default, 500 million, makes one bucket of "
         "all",
         ("zero.stage",),
     ),
-    "zero_optimization.allgather_bucket_size": Decision(
+    "zero_optimization.allgather_bucket_size": InferredValue(
         40_000_000,
         "elements: a bucket of weights is gathered while the layers before it run; DeepSpeed's default, 500 million, "
         "makes one bucket of all",
         ("zero.overlap_param_gather",),
     ),
-    "data_types.grad_accum_dtype": Decision(
+    "data_types.grad_accum_dtype": InferredValue(
         "fp32",
         "gradients of micro-batches are summed in fp32, not in the model's type with its 8 or 11 bits",
         ("precision.dtype", "zero.stage"),
     ),
-    "communication_data_type": Decision(
+    "communication_data_type": InferredValue(
         "fp32",
         "replicas' gradients are summed in fp32 too: in bf16, each hop of a ring all-reduce would round the sum",
         ("precision.dtype", "zero.stage"),
     ),
-    "seq_parallel_communication_data_type": Decision(
+    "seq_parallel_communication_data_type": InferredValue(
         "fp32",
         "the same as communication_data_type: DeepSpeed has a second key for ranks with equal weights and different "
         "tokens; what DeepSpeed itself reduces at ZeRO 1 and 2 is then sent in fp32",
         ("precision.dtype", "zero.stage", "parallel.context.size", "parallel.tensor.depth"),
     ),
-    "zero_allow_untested_optimizer": Decision(
+    "zero_allow_untested_optimizer": InferredValue(
         True, "this optimizer works elementwise, so ZeRO may shard its states", ("optimizer.type", "zero.stage")
     ),
-    "zero_force_ds_cpu_optimizer": Decision(
+    "zero_force_ds_cpu_optimizer": InferredValue(
         False,
         "dslpar builds this optimizer; with True, DeepSpeed would refuse it",
         ("optimizer.type", "zero.offload_optimizer.device"),
     ),
-    "pipeline.pipe_partitioned": Decision(
+    "pipeline.pipe_partitioned": InferredValue(
         False,
         "True assumes that all ranks of a tensor group hold equal activations",
         ("parallel.pipeline.size",),
     ),
-    "pipeline.grad_partitioned": Decision(
+    "pipeline.grad_partitioned": InferredValue(
         False,
         "True assumes that all ranks of a tensor group hold equal gradients",
         ("parallel.pipeline.size",),

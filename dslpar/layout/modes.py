@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dslpar.core.mesh import Inner, Keep, Residual, Tensor
-from dslpar.layout.decision import Decision
 from dslpar.layout.divisors import head_ranks
+from dslpar.layout.inferred_value import InferredValue
 from dslpar.schema.sections import ContextParallel, TensorParallel
 from dslpar.schema.types import SYMMETRIC_MEMORY
 
@@ -64,14 +64,16 @@ MODES: Mapping[str, TensorMode] = {
 }
 
 
-def options_of(tensor: TensorParallel) -> dict[str, Decision]:
+def options_of(tensor: TensorParallel) -> dict[str, InferredValue]:
     """Decide `residual`, `inner`, `keep` and `impl`: the section's value, else the mode's default."""
     mode, why, keys = MODES[str(tensor.mode)], f"the default of mode {tensor.mode!r}", ("parallel.tensor.mode",)
     of_mode = {"residual": mode.residual, "inner": mode.inner, "keep": mode.keep, "impl": "ring"}
-    decided = {name: Decision(value, why, keys) for name, value in of_mode.items()}
+    decided = {name: InferredValue(value, why, keys) for name, value in of_mode.items()}
     if tensor.sequence:
-        decided["residual"] = Decision("sequence", "sequence=True splits it by sequence", ("parallel.tensor.sequence",))
-    given = {name: Decision(value) for name in of_mode if (value := getattr(tensor, name)) is not None}
+        decided["residual"] = InferredValue(
+            "sequence", "sequence=True splits it by sequence", ("parallel.tensor.sequence",)
+        )
+    given = {name: InferredValue(value) for name in of_mode if (value := getattr(tensor, name)) is not None}
     return decided | given
 
 
@@ -100,7 +102,7 @@ def cuboid_of(
     axes = MODES[tensor.mode].axes(tensor)
     assert axes is not None, "a size that lint would have refused"
     d, q, y, z = axes
-    options = {name: decision.value for name, decision in options_of(tensor).items()}
+    options = {name: option.value for name, option in options_of(tensor).items()}
     cuboid = Tensor(
         d=d,
         q=q,
@@ -144,7 +146,7 @@ def context_forms(
     The keys are 'ring', 'ulysses' and 'hybrid of N', in which N neighbouring ranks exchange heads. The requested form
     comes first, unchanged. 'hybrid' is included for up to two values of N: the most that the heads allow, and the ranks
     that share a node of `per_node` devices (0 if not known). With all ranks as N it would be 'ulysses', with one rank
-    'ring'. `dslpar.layout.family.conditions` checks whether the heads divide as ulysses needs.
+    'ring'. `dslpar.layout.family_interface.conditions` checks whether the heads divide as ulysses needs.
     """
     cuboid = cuboid_of(tensor, context, heads)
     size = cuboid.context
@@ -174,12 +176,12 @@ def _form(cuboid: Tensor) -> str:
     return "ulysses" if cuboid.ring == 1 else f"hybrid of {cuboid.ulysses}"
 
 
-def ulysses_size_of(context: ContextParallel | None, cuboid: Tensor, heads: Heads) -> Decision:
+def ulysses_size_of(context: ContextParallel | None, cuboid: Tensor, heads: Heads) -> InferredValue:
     """Decide how many neighbouring ranks exchange heads in 'hybrid': as configured, else the most that heads allow."""
     if context is not None and context.ulysses_size is not None:
-        return Decision(context.ulysses_size)
+        return InferredValue(context.ulysses_size)
     each = [count for count in (heads.num_heads, heads.num_kv_heads) if count is not None]
     shared = math.gcd(*each) // head_ranks(replace(cuboid, ulysses_size=1)) if each else 1
     shared = max(shared, 1)  # 0 if heads do not divide over the tensor ranks, which lint reports
     why = f"the most of {cuboid.d} ranks that divide the {shared} heads of a tensor rank"
-    return Decision(math.gcd(cuboid.d, shared), why, ("parallel.context.size",))
+    return InferredValue(math.gcd(cuboid.d, shared), why, ("parallel.context.size",))

@@ -1,9 +1,9 @@
 """Resolution of a Spec and a world size to a Job: every value that the config leaves out is inferred.
 
-No value is clamped to a legal one. `resolve` is the overview. Each function below it decides one part. The linter uses
-the same functions to find errors, and `resolve` runs on a spec that the linter has passed. A function returns a
-`Decision`, a value with its reason, if the value needs an explanation. `dslpar.schema.parallel_forms` merges LiBai's
-`train.dist` and dslpar's `parallel`.
+An illegal value is an error, never rounded to a legal one. `resolve` is the overview. Each function below it decides
+one part. The linter uses the same functions to find errors, and `resolve` runs on a spec that the linter has passed. A
+function returns an `InferredValue`, a value with its reason, if the value needs an explanation.
+`dslpar.schema.parallel_forms` merges LiBai's `train.dist` and dslpar's `parallel`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 from dslpar.core.mesh import STANDARD_ORDER, Mesh, Tensor
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
-from dslpar.layout.decision import Decision
-from dslpar.layout.family import pipeline_weights
+from dslpar.layout.family_interface import pipeline_weights
+from dslpar.layout.inferred_value import InferredValue
 from dslpar.layout.listed_layers import are_all_of_torch
 from dslpar.layout.modes import Heads, cuboid_of
 from dslpar.layout.schedule import Schedule
@@ -25,7 +25,10 @@ from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec
 
 
 class Stages(NamedTuple):
-    """Partition of layers into pipeline stages. A field is None if it needs the built model; ids also for one stage."""
+    """Partition of layers into pipeline stages.
+
+    A field is None if it needs the built model. With one stage, both ids are None.
+    """
 
     auto_ids: tuple[int, ...] | None
     """Pipeline rank of each layer by the automatic method."""
@@ -90,10 +93,10 @@ def resolve(spec: Spec, world_size: int, path: str = "", trusted: tuple[str, ...
 SIZE_KEYS = ("parallel.pipeline.size", "parallel.tensor.size")
 
 
-def data_size_of(world_size: int, num_stages: int, tensor_size: int) -> Decision:
+def data_size_of(world_size: int, num_stages: int, tensor_size: int) -> InferredValue:
     """Decide the number of replicas: the world size divided by the other sizes."""
     why = f"{world_size} ranks / (pipeline {num_stages} * tensor {tensor_size})"
-    return Decision(world_size // (num_stages * tensor_size), why, SIZE_KEYS)
+    return InferredValue(world_size // (num_stages * tensor_size), why, SIZE_KEYS)
 
 
 def heads_of(model: Model | OtherModel) -> Heads:
@@ -131,14 +134,14 @@ def auto_counts(model: Model | OtherModel, method: str, chunks: Chunks, seq_len:
     return None if model.num_layers is None else automatic(method, model.num_layers, chunks, weights_by)
 
 
-def method_of(spec: Spec, pipeline: PipelineParallel) -> Decision:
+def method_of(spec: Spec, pipeline: PipelineParallel) -> InferredValue:
     """Decide the automatic method of the partition."""
     if spec.parallel.pipeline is None:
         why = "the pipeline is requested in LiBai's form, so layers are divided as in LiBai"
-        return Decision("libai", why, ("parallel.pipeline.size",))
+        return InferredValue("libai", why, ("parallel.pipeline.size",))
     if pipeline.method is not None:
-        return Decision(pipeline.method)
-    return Decision("cost", "left out: the work of stages is as even as possible", how="default")
+        return InferredValue(pipeline.method)
+    return InferredValue("cost", "left out: the work of stages is as even as possible", how="default")
 
 
 def stages_of(spec: Spec, pipeline: PipelineParallel | None) -> Stages:
@@ -164,14 +167,14 @@ def stages_from(pipeline: PipelineParallel, chunks: Chunks, auto: Counts | None)
 # Schedule ---------------------------------------------------------------------------------------------------------
 
 
-def num_model_chunks_of(spec: Spec) -> Decision:
+def num_model_chunks_of(spec: Spec) -> InferredValue:
     """Decide the number of stages per rank of a pipeline."""
     schedule = spec.schedule
     if schedule is not None and schedule.num_model_chunks is not None:
-        return Decision(schedule.num_model_chunks)
+        return InferredValue(schedule.num_model_chunks)
     if schedule is not None and schedule.type == "interleaved":
-        return Decision(2, "left out: the fewest that can be interleaved", ("schedule.type",))
-    return Decision(1, "left out: one stage per rank", how="default")
+        return InferredValue(2, "left out: the fewest that can be interleaved", ("schedule.type",))
+    return InferredValue(1, "left out: one stage per rank", how="default")
 
 
 def chunks_of(spec: Spec, pipe: int) -> Chunks:
@@ -187,15 +190,15 @@ def schedule_of(spec: Spec, pipe: int, num_micro_batches: int) -> Schedule:
 
 def splits_backward(spec: Spec) -> bool:
     """Return whether the schedule splits the backward; it does not if no layer can defer weight gradients."""
-    return spec.schedule is not None and spec.schedule.type == "zero_bubble" and not defers_nothing(spec)
+    return spec.schedule is not None and spec.schedule.type == "zero_bubble" and can_defer_weight_gradients(spec)
 
 
-def defers_nothing(spec: Spec) -> bool:
-    """Return whether the config shows that no layer can defer the gradients of its weights.
+def can_defer_weight_gradients(spec: Spec) -> bool:
+    """Return whether layers can defer the gradients of their weights; True if only the built model shows it.
 
     Layers of torch.nn cannot. With adapters (LoRA) there is nothing to defer, since the weights are frozen.
     """
-    return isinstance(spec.model, OtherModel) and (spec.model.lora is not None or are_all_of_torch(spec.model))
+    return isinstance(spec.model, Model) or (spec.model.lora is None and not are_all_of_torch(spec.model))
 
 
 # Other inferred values --------------------------------------------------------------------------------------------

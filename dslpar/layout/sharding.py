@@ -25,7 +25,7 @@ OUTWARD_WEIGHT: tuple[Letters, Letters] = (("z", "q"), ("y",))
 """Axes that shard the weight [residual, inner] of an outward layer."""
 
 
-class Cuts(NamedTuple):
+class ActivationSharding(NamedTuple):
     """Axes that shard each dim of an activation [batch, sequence, features], slowest first."""
 
     batch: Letters
@@ -45,29 +45,29 @@ class Cuts(NamedTuple):
         return tuple(self) if num_dims == len(self) else (self.tokens, self.features)
 
 
-def samples_are_cut_first(tensor: Tensor, cuts: Cuts) -> bool:
+def samples_are_cut_first(tensor: Tensor, cuts: ActivationSharding) -> bool:
     """Return whether sharding the dims of [batch, sequence, ...] gives each rank the same tokens as [tokens, ...]."""
     ways = (cuts.batch + cuts.sequence, cuts.tokens)
     one, other = ([letter for letter in letters if getattr(tensor, letter) > 1] for letters in ways)
     return one == other
 
 
-def residual_cuts(tensor: Tensor) -> Cuts:
+def residual_cuts(tensor: Tensor) -> ActivationSharding:
     """Return the sharding of the residual stream, which is also that of activations sent between stages."""
     over_y = {tensor.residual: ("y",)}
     batch, sequence = _token_cuts(tensor)
-    return Cuts(
+    return ActivationSharding(
         batch=batch + over_y.get("batch", ()),
         sequence=sequence + over_y.get("sequence", ()),
         features=("z", *over_y.get("hidden", ())),
     )
 
 
-def inner_cuts(tensor: Tensor) -> Cuts:
+def inner_cuts(tensor: Tensor) -> ActivationSharding:
     """Return the sharding of qkv, the MLP's hidden layer and the logits."""
     over_z = {tensor.inner: ("z",)}
     batch, sequence = _token_cuts(tensor)
-    return Cuts(
+    return ActivationSharding(
         batch=batch + over_z.get("batch", ()),
         sequence=sequence,
         features=("y", *over_z.get("heads", ())),

@@ -6,9 +6,9 @@ stage is the sum of its layers' weights, and these three methods minimize the lo
 holds several stages (`dslpar.layout.chunks`), they minimize the load of the heaviest rank, since a rank computes all of
 its stages.
 
-The weights come from a model family's closed forms (`dslpar.layout.family`), from the classes that a config lists
-(`dslpar.layout.listed_layers`), or from the built layers (`dslpar.engine.partition`). There must be at least as many
-layers as stages. Then no stage is empty.
+The weights come from a model family's closed forms (`dslpar.layout.family_interface`), from the classes that a config
+lists (`dslpar.layout.listed_layers`), or from the built layers (`dslpar.engine.partition`). There must be at least as
+many layers as stages. Then no stage is empty.
 
     >>> libai(24, 4), uniform(5, 4), counts_of([0, 0, 1], Chunks(2)), counts_of([0, 1, 1, 0, 1], Chunks(2, 2))
     ((6, 7, 7, 4), (2, 1, 1, 1), (2, 1), (1, 2, 1, 1))

@@ -89,9 +89,10 @@ def check(
 ) -> Checked:
     """Read a config once, and lint it for a world size.
 
-    `registered` are the names that this process has registered (`dslpar.schema.registry.registered`). `by_program`: the
-    config may lack a model, since a program passes it to `dslpar.initialize(model=...)`. `forecasts`: forecast memory
-    if the device is known. `errors_only`: skip the rules for warnings and infos, for callers that do not show them.
+    `registered` are the names that this process has registered (`dslpar.schema.class_registry.registered`).
+    `by_program`: the config may lack a model, since a program passes it to `dslpar.initialize(model=...)`.
+    `forecasts`: forecast memory if the device is known. `errors_only`: skip the rules for warnings and infos, for
+    callers that do not show them.
     """
     reading = sections_reader.read(config, registered, by_program)
     cx = Context(config, reading, world_size, cluster, by_program, forecasts=forecasts)

@@ -157,12 +157,12 @@ class Suppressions:
 
     # Comments that are wrong or unused -----------------------------------------------------------------------
 
-    def problems(self, code: str, found: Iterable[Finding]) -> Iterator[Problem]:
-        """Yield the problems of one rule about comments; `found` are the findings of all other rules."""
-        there: dict[Spot, set[str]] = {}
-        for finding in found:
+    def problems(self, code: str, findings: Iterable[Finding]) -> Iterator[Problem]:
+        """Yield the problems of one rule about comments; `findings` are those of all other rules."""
+        codes_at: dict[Spot, set[str]] = {}
+        for finding in findings:
             for spot in self._spots(finding) if finding.severity != "error" else ():
-                there.setdefault(spot, set()).add(finding.code)
+                codes_at.setdefault(spot, set()).add(finding.code)
         check = {
             "CFG114": self._without_code,
             "CFG115": self._unused,
@@ -170,16 +170,16 @@ class Suppressions:
             "CFG117": self._unknown,
         }[code]
         for comment in self._comments:
-            yield from check(comment, there)
+            yield from check(comment, codes_at)
 
-    def _without_code(self, comment: Comment, there: Mapping[Spot, set[str]]) -> Iterator[Problem]:
+    def _without_code(self, comment: Comment, codes_at: Mapping[Spot, set[str]]) -> Iterator[Problem]:
         if not comment.codes:
-            codes = ", ".join(sorted(there.get(comment.spot, ()))) or "..."
+            codes = ", ".join(sorted(codes_at.get(comment.spot, ()))) or "..."
             message = "this comment has no code in brackets, and silences nothing"
             yield Problem(comment.location, message, f"write `# dslpar: ignore{'-file' * comment.whole_file}[{codes}]`")
 
-    def _unused(self, comment: Comment, there: Mapping[Spot, set[str]]) -> Iterator[Problem]:
-        unused = self._unused_codes(comment, there)
+    def _unused(self, comment: Comment, codes_at: Mapping[Spot, set[str]]) -> Iterator[Problem]:
+        unused = self._unused_codes(comment, codes_at)
         fix = self._without(comment, unused) if unused else None
         for code in unused:
             where = "in this file" if comment.whole_file else "on this line"
@@ -187,7 +187,7 @@ class Suppressions:
             message = f"duplicate {code.text}" if twice else f"there is no {code.text} {where} to ignore"
             yield Problem(code.location, message, "leave it out", fix=fix)
 
-    def _of_errors(self, comment: Comment, there: Mapping[Spot, set[str]]) -> Iterator[Problem]:
+    def _of_errors(self, comment: Comment, codes_at: Mapping[Spot, set[str]]) -> Iterator[Problem]:
         for code in comment.codes:
             rule = self._rule(code)
             if rule is not None and rule.severity == "error":
@@ -195,22 +195,22 @@ class Suppressions:
                 hint = f"correct the error; `dslpar lint --ignore {rule.code}` leaves it out of a report"
                 yield Problem(code.location, message, hint)
 
-    def _unknown(self, comment: Comment, there: Mapping[Spot, set[str]]) -> Iterator[Problem]:
+    def _unknown(self, comment: Comment, codes_at: Mapping[Spot, set[str]]) -> Iterator[Problem]:
         for code in comment.codes:
             if self._rule(code) is None:
-                close = self._family(code, there.get(comment.spot, ())) or self._suggestion(code)
-                fix = None if close else self._without(comment, self._unused_codes(comment, there))
+                close = self._family(code, codes_at.get(comment.spot, ())) or self._suggestion(code)
+                fix = None if close else self._without(comment, self._unused_codes(comment, codes_at))
                 yield Problem(code.location, f"unknown rule {code.text!r}", close or "leave it out", fix=fix)
 
-    def _unused_codes(self, comment: Comment, there: Mapping[Spot, set[str]]) -> list[Code]:
+    def _unused_codes(self, comment: Comment, codes_at: Mapping[Spot, set[str]]) -> list[Code]:
         """Return the codes that are duplicates, or that silence nothing for any world size and hosts."""
         unused, before = [], set()
         for code in comment.codes:
             rule = self._rule(code)
             if rule is None or rule.code in OWN_CODES or rule.severity == "error":
                 continue
-            idle = rule.code not in there.get(comment.spot, ()) and self._depends_on_the_file_alone(rule)
-            if idle or rule.code in before:
+            silences = rule.code in codes_at.get(comment.spot, ()) or not self._depends_on_the_file_alone(rule)
+            if not silences or rule.code in before:
                 unused.append(code)
             before.add(rule.code)
         return unused
@@ -241,16 +241,16 @@ class Suppressions:
             return Fix(comment.inside, ", ".join(kept))
         return _removal(self._lines[comment.location.path], comment.location)
 
-    def _family(self, code: Code, there: Collection[str]) -> str:
+    def _family(self, code: Code, codes_here: Collection[str]) -> str:
         """Return the hint for a code that is only the beginning of codes; empty if it is not.
 
-        `there`: codes found at the comment's spot. The hint lists those that begin with this text.
+        `codes_here`: codes of the findings at the comment's spot. The hint lists those that begin with this text.
         """
         prefix = code.text.upper()
         if not any(rule.code.startswith(prefix) for rule in self._rules.values()):
             return ""
-        found = ", ".join(sorted(other for other in there if other.startswith(prefix)))
-        return f"write whole codes: {found or f'`dslpar explain {prefix}` lists them'}"
+        matching = ", ".join(sorted(other for other in codes_here if other.startswith(prefix)))
+        return f"write whole codes: {matching or f'`dslpar explain {prefix}` lists them'}"
 
     def _suggestion(self, code: Code) -> str:
         """Return "did you mean ...?", or an empty string."""

@@ -91,8 +91,8 @@ def _own_class(name: str, location: Location, key: str, purpose: str) -> Target:
     if trust.is_standard_library(name):
         message = f"{key} cannot be {name!r}: Python's standard library has no {purpose.replace('_', ' ')}"
         return Target(name, location, key, purpose, "", message, f"name {KINDS[purpose]}")
-    kind = trust.known_kind(name)
-    allowed_by = f"known: {kind}" if kind else f"its section: imported, and called only if it is {KINDS[purpose]}"
+    package = trust.known_package(name)
+    allowed_by = f"known: {package}" if package else f"its section: imported, and called only if it is {KINDS[purpose]}"
     return Target(name, location, key, purpose, allowed_by)
 
 
@@ -100,9 +100,9 @@ def _calls(node: Node, key: str, trusted: tuple[str, ...]) -> Iterator[Target]:
     """Yield the calls that a value describes."""
     if node.target is not None:
         name = node.target.name
-        kind, entry = trust.known_kind(name), trust.trusting(name, trusted)
-        allowed_by = f"known: {kind}" if kind else f"trusted: {entry}" if entry else ""
-        refused = trust.refusal(name, trusted) or ("", "")
+        package, entry = trust.known_package(name), trust.trusted_entry(name, trusted)
+        allowed_by = f"known: {package}" if package else f"trusted: {entry}" if entry else ""
+        refused = trust.why_name_refused(name, trusted) or ("", "")
         yield Target(name, node.target_location or node.location, key, "argument", allowed_by, *refused)
     if node.is_mapping or isinstance(node.value, (list, tuple)):
         children = node.value.items() if node.is_mapping else enumerate(node.value)

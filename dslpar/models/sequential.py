@@ -30,7 +30,7 @@ from dslpar.layers import IGNORE_INDEX
 from dslpar.layers.upcast import upcast
 from dslpar.layout.chunks import Chunks
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
-from dslpar.schema.registry import LAYERS
+from dslpar.schema.class_registry import LAYERS
 
 Entry = Mapping[str, Any]
 """A layer of a layers_cfg: its `type`, its keyword arguments, and optionally a `layer_idx`."""

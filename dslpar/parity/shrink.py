@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dslpar.core.mesh import Tensor
 from dslpar.layout import divisors, resolve
 from dslpar.layout.batch import Batch
-from dslpar.layout.family import is_chain
+from dslpar.layout.family_interface import is_chain
 from dslpar.layout.modes import cuboid_of
 from dslpar.layout.resolve import Job, offloads
 from dslpar.parity.small_mesh import (

@@ -3,9 +3,9 @@
     small = small_model(job.spec.model, [cuboid], num_layers=3, seq_len=12)
 
 Each size begins at a small number that shares few divisors with the others. It grows until every condition of
-`dslpar.layout.family.conditions` holds, which lint also uses. Everything that determines the maths is kept: tied
-weights, shared key heads, experts and their number per token, norms, activations, positions, layers of several types.
-Dropout rates become 0, since each rank draws masks for its own piece.
+`dslpar.layout.family_interface.conditions` holds, which lint also uses. Everything that determines the maths is kept:
+tied weights, shared key heads, experts and their number per token, norms, activations, positions, layers of several
+types. Dropout rates become 0, since each rank draws masks for its own piece.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.layout import family
+from dslpar.layout import family_interface
 from dslpar.layout.divisors import Condition
 from dslpar.schema.sections import Model, OtherModel
 from dslpar.schema.transformers_configs import TransformersConfig
@@ -132,7 +132,7 @@ def _small_family(model: Model, cuboids: Sequence[Tensor], num_layers: int | Non
 
     def conditions(sizes: Mapping[str, Any]) -> Sequence[Condition]:
         small = replace(model, **sizes)
-        return [each for cuboid in cuboids for each in family.conditions(small, cuboid, small.longest_sample)]
+        return [each for cuboid in cuboids for each in family_interface.conditions(small, cuboid, small.longest_sample)]
 
     grown = _grow(sizes, conditions, lambda key: step.get(key, 1), str)
     changes = tuple(
@@ -265,7 +265,9 @@ def _small_transformers(
 
     def conditions(sizes: Mapping[str, Any]) -> Sequence[Condition]:
         small = _with_config(model, config, sizes)
-        found = [each for cuboid in cuboids for each in family.transformers_conditions(small, cuboid, seq_len)]
+        found = [
+            each for cuboid in cuboids for each in family_interface.transformers_conditions(small, cuboid, seq_len)
+        ]
         hidden, heads = (sizes.get(config.own_name(role)) for role in ("hidden", "heads"))
         if config.size("head_dim") is None and isinstance(hidden, int) and isinstance(heads, int):
             # transformers' own condition, with a factor of 2, since rotary positions rotate pairs of a head's features.

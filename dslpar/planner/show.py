@@ -19,7 +19,7 @@ from dslpar.forecast.workload import workload_of
 from dslpar.layout import bubble
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.divisors import Condition
-from dslpar.layout.family import conditions, layout_of
+from dslpar.layout.family_interface import conditions, layout_of
 from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.simulation import Timeline

@@ -30,7 +30,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import Linear, placement
 from dslpar.layers.operand_shardings import Role
 from dslpar.layers.parameter import ZEROS, parameter
-from dslpar.policies import dropout, experts, modules, own_attention, probe, tables
+from dslpar.policies import attention_outside_interface, dropout, experts, modules, probe, tables
 from dslpar.policies.attention import SDPA
 from dslpar.policies.latent import FromLatent, LatentEntrance
 from dslpar.policies.lora import Adapters
@@ -205,7 +205,7 @@ class _Application:
                 region.register_forward_pre_hook(modules.entering(entrances, self.stream), with_kwargs=True)
             if own_scores := match(policy.own_attention, full):
                 by_head, num_heads = policy.own_attention[own_scores], self.cut.config.num_attention_heads
-                own_attention.fit_arguments(region, self.groups, by_head, num_heads)
+                attention_outside_interface.fit_arguments(region, self.groups, by_head, num_heads)
 
     def _head_vectors(self, part: nn.Module, name: str) -> None:
         """Move parameters with one value per head into `HeadVector` modules.

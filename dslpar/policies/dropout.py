@@ -65,7 +65,7 @@ class SampleDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Drop samples of [batch/x, ...]; the shape stays."""
         cuts = (placement.inner_cuts if self.stream.is_inner else placement.residual_cuts)(self.groups.tensor)
-        with shard_rng(self.groups, placement.Cuts(cuts.batch, (), ()), x.device):
+        with shard_rng(self.groups, placement.ActivationSharding(cuts.batch, (), ()), x.device):
             y: Tensor = self.module(x)
         return y
 

@@ -67,7 +67,7 @@ def reduce_tokens(groups: Groups, y: Tensor) -> Tensor:
     return collectives.reduce_from_group(y, groups.axis(*_copies(cuts, sharing)))
 
 
-def _copies(cuts: placement.Cuts, sharing: placement.Letters) -> placement.Letters:
+def _copies(cuts: placement.ActivationSharding, sharing: placement.Letters) -> placement.Letters:
     """Return the sharing axes along which ranks hold equal copies of the residual."""
     return tuple(letter for letter in sharing if not any(letter in letters for letters in cuts))
 

@@ -1,8 +1,8 @@
-"""Decisions about the keys that a config leaves out, with their reasons.
+"""Inferred values of the keys that a config leaves out, with their reasons.
 
-The functions that decide are in `dslpar.layout.resolve` and in the model's family. `DECISIONS` maps each key to such a
-function. A function raises UnknownValueError if the value is not known for a config. A key has its default if it is not
-in `DECISIONS`, or its function returns None.
+The functions that infer them are in `dslpar.layout.resolve` and in the model's family. `INFERRED` maps each key to such
+a function. A function raises UnknownValueError if the value is not known for a config. A key has its default if it is
+not in `INFERRED`, or its function returns None.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from collections.abc import Callable, Mapping
 
 from dslpar.core.mesh import STANDARD_ORDER
 from dslpar.layout import batch, modes, resolve
-from dslpar.layout.decision import Decision
-from dslpar.layout.family import layout_of
+from dslpar.layout.family_interface import layout_of
+from dslpar.layout.inferred_value import InferredValue
 from dslpar.linter.problem import UnknownValueError
 from dslpar.provenance.subject import Subject
 from dslpar.schema import sections
 
-Decide = Callable[[Subject], Decision | None]
+Infer = Callable[[Subject], InferredValue | None]
 
 
 # The cuboid -------------------------------------------------------------------------------------------------------
 
 
-def _mode(subject: Subject) -> Decision | None:
+def _mode(subject: Subject) -> InferredValue | None:
     mode = subject.cx.tensor.cuboid.mode
     if mode is None:
         return None
-    return Decision(mode, "LiBai's form names no mode: its tensor parallelism is '1d'", ("parallel.tensor.size",))
+    return InferredValue(mode, "LiBai's form names no mode: its tensor parallelism is '1d'", ("parallel.tensor.size",))
 
 
-def _shape(subject: Subject) -> Decision | None:
+def _shape(subject: Subject) -> InferredValue | None:
     cuboid = subject.cx.tensor.cuboid
     if cuboid.mode is None:
         return None
     x, y, z = cuboid.shape
     why = f"mode {cuboid.mode!r} on {cuboid.size} ranks: x {x} * y {y} * z {z}"
-    return Decision(cuboid.shape, why, ("parallel.tensor.size", "parallel.tensor.mode"))
+    return InferredValue(cuboid.shape, why, ("parallel.tensor.size", "parallel.tensor.mode"))
 
 
-def _option(name: str) -> Decide:
-    def decide(subject: Subject) -> Decision | None:
+def _option(name: str) -> Infer:
+    def decide(subject: Subject) -> InferredValue | None:
         cuboid, tensor = subject.cx.tensor.cuboid, subject.cx.tensor.section
         if tensor is None or cuboid.mode is None or (name == "impl" and cuboid.mode != "sequence"):
             return None
@@ -49,15 +49,15 @@ def _option(name: str) -> Decide:
     return decide
 
 
-def _context_size(subject: Subject) -> Decision:
+def _context_size(subject: Subject) -> InferredValue:
     cuboid = subject.cx.tensor.cuboid
     if cuboid.context > 1:
         why = f"mode {cuboid.mode!r} is context parallelism by another name"
-        return Decision(cuboid.context, why, ("parallel.tensor.mode", "parallel.tensor.size"))
-    return Decision(1, "no context parallelism: each rank has whole sequences", how="default")
+        return InferredValue(cuboid.context, why, ("parallel.tensor.mode", "parallel.tensor.size"))
+    return InferredValue(1, "no context parallelism: each rank has whole sequences", how="default")
 
 
-def _ulysses_size(subject: Subject) -> Decision | None:
+def _ulysses_size(subject: Subject) -> InferredValue | None:
     cuboid, spec = subject.cx.tensor.cuboid, subject.reading.spec
     if cuboid.impl != "hybrid":
         return None
@@ -78,7 +78,7 @@ def _stages(subject: Subject) -> resolve.Stages:
     return found
 
 
-def _method(subject: Subject) -> Decision | None:
+def _method(subject: Subject) -> InferredValue | None:
     pipeline = subject.cx.pipeline.section
     if pipeline is None or pipeline.size == 1 or pipeline.stage_ids is not None or pipeline.counts is not None:
         return None
@@ -93,10 +93,10 @@ def _layers_key(model: sections.Model | sections.OtherModel) -> str:
     return "model.layers_cfg" if config is None else f"model.config.{config.key('layers')}"
 
 
-def _cut(name: str, recomputed: str = "") -> Decide:
+def _cut(name: str, recomputed: str = "") -> Infer:
     """Make the function that decides a field of `resolve.Stages`; `recomputed` is the reason, for LiBai's keys."""
 
-    def decide(subject: Subject) -> Decision | None:
+    def decide(subject: Subject) -> InferredValue | None:
         if subject.cx.pipeline.stages == 1:
             return None
         pipeline, chunks = subject.cx.pipeline.multi_stage, subject.cx.pipeline.chunks
@@ -106,15 +106,15 @@ def _cut(name: str, recomputed: str = "") -> Decide:
         value = getattr(_stages(subject), name)
         if name == "auto_ids":
             why = f"method {method!r} divides {layers} layers over {chunks.stages} stages; recomputed on load"
-            return Decision(value, why, (*sizes, layers_key))
+            return InferredValue(value, why, (*sizes, layers_key))
         if recomputed:
-            return Decision(value, recomputed, ("parallel.pipeline.stage_ids",))
+            return InferredValue(value, recomputed, ("parallel.pipeline.stage_ids",))
         if pipeline.stage_ids is not None:
-            return Decision(value, "counted in stage_ids", ("parallel.pipeline.stage_ids",))
+            return InferredValue(value, "counted in stage_ids", ("parallel.pipeline.stage_ids",))
         if pipeline.counts is not None:
-            return Decision(value, "spread out from counts", ("parallel.pipeline.counts",))
+            return InferredValue(value, "spread out from counts", ("parallel.pipeline.counts",))
         why = f"method {method!r} divides {layers} layers over {chunks.stages} stages"
-        return Decision(value, why, ("parallel.pipeline.method", *sizes, layers_key))
+        return InferredValue(value, why, ("parallel.pipeline.method", *sizes, layers_key))
 
     return decide
 
@@ -122,8 +122,8 @@ def _cut(name: str, recomputed: str = "") -> Decide:
 # Batch, model, run ------------------------------------------------------------------------------------------------
 
 
-def _of_batch(decide: Callable[[sections.Batch, batch.KnownSizes], Decision]) -> Decide:
-    def decided(subject: Subject) -> Decision:
+def _of_batch(decide: Callable[[sections.Batch, batch.KnownSizes], InferredValue]) -> Infer:
+    def decided(subject: Subject) -> InferredValue:
         found = decide(subject.cx.layout.requested_batch, subject.cx.layout)
         if "parallel.data.size" in found.sources:
             whole, micro, accumulation = subject.cx.layout.batch
@@ -134,15 +134,15 @@ def _of_batch(decide: Callable[[sections.Batch, batch.KnownSizes], Decision]) ->
     return decided
 
 
-def _num_microbatches(subject: Subject) -> Decision | None:
+def _num_microbatches(subject: Subject) -> InferredValue | None:
     if subject.reading.spec.schedule is None:
         return None
     decided = batch.accumulation_of(subject.cx.layout.requested_batch, subject.cx.layout)
-    return Decision(decided.value, "as many as batch.accumulation", ("batch.accumulation",))
+    return InferredValue(decided.value, "as many as batch.accumulation", ("batch.accumulation",))
 
 
-def of_model(subject: Subject, key: str) -> Decision | None:
-    """Return the decision of the model's family about a field that follows from the others."""
+def of_model(subject: Subject, key: str) -> InferredValue | None:
+    """Return the value that the model's family infers for a key from other keys; None if it infers none."""
     section, _, field = key.rpartition(".")
     if section != "model" or not isinstance(subject.reading.spec.model, sections.Model):
         return None
@@ -150,18 +150,18 @@ def of_model(subject: Subject, key: str) -> Decision | None:
     return layout_of(model).inferred(model, field)
 
 
-def _num_model_chunks(subject: Subject) -> Decision | None:
+def _num_model_chunks(subject: Subject) -> InferredValue | None:
     return None if subject.reading.spec.schedule is None else resolve.num_model_chunks_of(subject.cx.spec)
 
 
-def _of_config_name(name_of: Callable[[str], str]) -> Decide:
-    return lambda subject: Decision(name_of(subject.config.path), f"the name of the config, {subject.config.path}")
+def _of_config_name(name_of: Callable[[str], str]) -> Infer:
+    return lambda subject: InferredValue(name_of(subject.config.path), f"the name of the config, {subject.config.path}")
 
 
-def _monitor_path(section: str) -> Decide:
-    def decide(subject: Subject) -> Decision:
+def _monitor_path(section: str) -> Infer:
+    def decide(subject: Subject) -> InferredValue:
         folder = subject.reading.spec.train.output_dir or resolve.default_output_dir(subject.config.path)
-        return Decision(f"{folder}/{section}", f"{section} in train.output_dir", ("train.output_dir",))
+        return InferredValue(f"{folder}/{section}", f"{section} in train.output_dir", ("train.output_dir",))
 
     return decide
 
@@ -169,22 +169,22 @@ def _monitor_path(section: str) -> Decide:
 _FILE_MONITORS = ("csv", "tensorboard")
 
 
-def _seq_len(subject: Subject) -> Decision | None:
+def _seq_len(subject: Subject) -> InferredValue | None:
     model, length = subject.cx.spec.model, resolve.seq_len_of(subject.cx.spec)
     if not length:
         return None
     if isinstance(model, sections.Model):
         keys = model.LENGTH_KEYS
-        return Decision(length, f"the model's {' and '.join(keys)}", tuple(f"model.{key}" for key in keys))
+        return InferredValue(length, f"the model's {' and '.join(keys)}", tuple(f"model.{key}" for key in keys))
     config = model.transformers
     assert config is not None, "nothing else tells a length"
     name = config.key("positions")
     if config.given("positions") == "file":
-        return Decision(length, f"{name} of the folder's config.json", ("model.pretrained",))
-    return Decision(length, f"the model's {name}", (f"model.config.{name}",))
+        return InferredValue(length, f"{name} of the folder's config.json", ("model.pretrained",))
+    return InferredValue(length, f"the model's {name}", (f"model.config.{name}",))
 
 
-DECISIONS: Mapping[str, Decide] = {
+INFERRED: Mapping[str, Infer] = {
     # Uses the context's data size, which is unknown if the world is not a multiple of the other sizes.
     "parallel.data.size": lambda subject: resolve.data_size_of(
         subject.cx.layout.data_size * subject.cx.pipeline.stages * subject.cx.tensor.cuboid.size,
@@ -192,13 +192,13 @@ DECISIONS: Mapping[str, Decide] = {
         subject.cx.tensor.cuboid.size,
     ),
     # From the context instead of just 1, since it is unknown if `train.dist` could not be read.
-    "parallel.pipeline.size": lambda subject: Decision(
+    "parallel.pipeline.size": lambda subject: InferredValue(
         subject.cx.pipeline.stages, "there is no pipeline: one stage", how="default"
     ),
     "parallel.pipeline.method": _method,
     "parallel.pipeline.stage_ids": _cut("actual_ids"),
     "parallel.pipeline.counts": _cut("counts"),
-    "parallel.tensor.size": lambda subject: Decision(
+    "parallel.tensor.size": lambda subject: InferredValue(
         subject.cx.tensor.cuboid.size // subject.cx.tensor.cuboid.context,
         "no tensor parallelism: each rank has whole layers",
         how="default",
@@ -206,19 +206,19 @@ DECISIONS: Mapping[str, Decide] = {
     "parallel.tensor.mode": _mode,
     "parallel.tensor.shape": _shape,
     "parallel.tensor.depth": lambda subject: (
-        Decision(subject.cx.tensor.cuboid.d, "left out: 1", how="default")
+        InferredValue(subject.cx.tensor.cuboid.d, "left out: 1", how="default")
         if subject.cx.tensor.cuboid.mode == "2.5d"
         else None
     ),
     **{f"parallel.tensor.{name}": _option(name) for name in ("residual", "inner", "keep", "impl")},
     "parallel.context.size": _context_size,
     "parallel.context.impl": lambda subject: (
-        Decision(subject.cx.tensor.cuboid.impl, "left out: a ring works with any number of heads", how="default")
+        InferredValue(subject.cx.tensor.cuboid.impl, "left out: a ring works with any number of heads", how="default")
         if subject.reading.spec.parallel.context is not None
         else None
     ),
     "parallel.context.ulysses_size": _ulysses_size,
-    "parallel.order": lambda subject: Decision(
+    "parallel.order": lambda subject: InferredValue(
         STANDARD_ORDER, "left out: the standard order, DeepSpeed's and LiBai's", how="default"
     ),
     "batch.global_size": _of_batch(batch.global_size_of),
@@ -232,7 +232,7 @@ DECISIONS: Mapping[str, Decide] = {
     **{f"monitor.{section}.job_name": _of_config_name(resolve.run_name) for section in _FILE_MONITORS},
     "monitor.wandb.project": _of_config_name(resolve.run_name),
 }
-RECOMPUTED: Mapping[str, Decide] = {
+RECOMPUTED: Mapping[str, Infer] = {
     "train.dist.auto_pipeline_stage_id": _cut("auto_ids"),
     "train.dist.actual_pipeline_stage_id": _cut("actual_ids", "the partition that is used; recomputed on load"),
 }

@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.language.load import Config
-from dslpar.layout.decision import Decision
+from dslpar.layout.inferred_value import InferredValue
 from dslpar.linter.problem import UnknownValueError
-from dslpar.provenance.inferred import DECISIONS, RECOMPUTED, notes, of_model
+from dslpar.provenance.inferred import INFERRED, RECOMPUTED, notes, of_model
 from dslpar.provenance.origins import Step, steps_of
 from dslpar.provenance.reference import NAMES, below, help_of
 from dslpar.provenance.subject import Subject
@@ -140,7 +140,7 @@ def _leaf(subject: Subject, key: str, value: Any, help_text: str) -> Value:
 
 
 def _unwritten(subject: Subject, key: str, value: Any, help_text: str) -> Value:
-    infer = RECOMPUTED.get(key) or DECISIONS.get(key)
+    infer = RECOMPUTED.get(key) or INFERRED.get(key)
     try:
         found = infer(subject) if infer is not None else of_model(subject, key)
     except UnknownValueError:
@@ -148,7 +148,9 @@ def _unwritten(subject: Subject, key: str, value: Any, help_text: str) -> Value:
     if found is None:
         # A field's help states what leaving it out means.
         _, says, reason = help_text.replace("Left out:", "left out:").partition("left out:")
-        found = Decision(value, f"left out: {reason.strip().rstrip('.')}" if says else "the default", (), "default")
+        found = InferredValue(
+            value, f"left out: {reason.strip().rstrip('.')}" if says else "the default", (), "default"
+        )
     value, how, why, sources = found.value, found.how, found.why, found.sources
     return Value(key, value, how, why, sources=sources, notes=_notes(subject, key), help=help_text)
 

@@ -14,7 +14,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from dslpar.costs import flops
-from dslpar.costs.family_costs import costs_of
+from dslpar.costs.family_interface import costs_of
 from dslpar.distributed import collectives
 from dslpar.engine.engine import Engine
 from dslpar.layout.resolve import Job

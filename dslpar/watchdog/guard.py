@@ -74,15 +74,15 @@ from functools import partial
 from typing import NamedTuple
 
 from dslpar.core.visible import visible_lines
-from dslpar.watchdog import marks, messages, orphans, protocol, verdicts
+from dslpar.watchdog import guard_messages, marks, orphans, protocol, verdicts
+from dslpar.watchdog.guard_messages import Message
 from dslpar.watchdog.hang_analysis import RankStacks, find_blocking_rank, format_stacks
 from dslpar.watchdog.marks import Rank, Report, Stopped, Verdict
-from dslpar.watchdog.messages import Message
 from dslpar.watchdog.peers import BEAT_S, HELD_BACK_S, SILENCE_S, Hub, HubLink, LaunchLink
 from dslpar.watchdog.protocol import Connection, Poller
 from dslpar.watchdog.rank_process import STOPS, RankProcess, Settings
 from dslpar.watchdog.status_page import TOO_LATE, Ending, Progress, join_location, rank_name
-from dslpar.watchdog.verdicts import Failure
+from dslpar.watchdog.verdicts import EndReason
 
 SETTINGS = "DSLPAR_GUARD"
 """The environment variable with a guard's settings. They include the job's secret, and command lines are public."""
@@ -237,7 +237,7 @@ class Guard:
         if self.rank.is_gone():
             self._notice_end()
         if self.hub is not None and self.hub.server is not None:
-            self.hub.server.expire()
+            self.hub.server.maintain()
         if self.launch.is_lost(self.now):
             self.handle(Event.LAUNCH_LOST)
         self._relay_marks()
@@ -304,7 +304,7 @@ class Guard:
             self.launch.send_mark(f"{self.settings.rank}.{name}", text)
             mark = marks.parse(name, text)
             if isinstance(mark, Report) and mark.kind == "cause":
-                self.handle(Event.JOB_FAILED, Failure())
+                self.handle(Event.JOB_FAILED, EndReason())
 
     def _read_signals(self) -> None:
         """Read the numbers of the signals that the rank received."""
@@ -373,7 +373,7 @@ class Guard:
 
     def _handle_peer(self, message: Message) -> None:
         if message.get("failed"):
-            self.handle(Event.JOB_FAILED, Failure())
+            self.handle(Event.JOB_FAILED, EndReason())
         if message.get("aborted"):
             self.handle(Event.PEER_ABORTED)
         if "stuck" in message and not self.rank.page.abort_seen:
@@ -401,34 +401,34 @@ class Guard:
 
     # ---- actions ----
 
-    def pass_on(self, failure: Failure) -> None:
+    def pass_on(self, reason: EndReason) -> None:
         """Report a failure to the hub, which ends the job. The hub itself, or a guard without a hub, ends the job."""
         self.link.tried_s = 0.0  # connect at once, even if the last attempt was just now
         self._connect_to_hub()
         self.link.complete(SILENCE_S)  # the hub may be there, but busy
         if self.link.connection is None:
-            self.end_job(failure)
+            self.end_job(reason)
         else:
-            self._publish(failure)
+            self._publish(reason)
             self.link.connection.send({"failed": True})
             self.rank.end(Ending.JOB_FAILED, self.now)
 
-    def end_job(self, failure: Failure) -> None:
+    def end_job(self, reason: EndReason) -> None:
         """Publish the cause, and end all ranks that this guard can reach."""
-        self.host_lost = failure.host_lost
-        self._publish(failure)
+        self.host_lost = reason.host_lost
+        self._publish(reason)
         if self.hub is not None:
             self.hub.broadcast({"end": True, "host_lost": self.host_lost})
         self.rank.end(Ending.JOB_FAILED, self.now)
 
-    def _publish(self, failure: Failure) -> None:
+    def _publish(self, reason: EndReason) -> None:
         """Report the verdict that this guard has found: to `dslpar launch` if possible, otherwise on the terminal."""
-        if (verdict := failure.verdict) is None:
+        if (verdict := reason.verdict) is None:
             return
         self._mark(verdict)
         out_of_reach = self.settings.launch and self.launch.connection is None
         if not self.settings.supervised or out_of_reach:  # nobody else reports it
-            _write(verdict.message(verdicts.held_note(failure.held_s) if verdict.weak else ""))
+            _write(verdict.message(verdicts.held_note(reason.held_s) if verdict.weak else ""))
 
     def _mark(self, verdict: Verdict) -> None:
         """Write the mark of a verdict to the rank's folder, and send it to `dslpar launch` on another host."""
@@ -451,7 +451,7 @@ class Guard:
             self.launch.send_mark(f"{self.settings.rank}.stopped", text)
             _write(f"[{join_location(rank.who, progress.describe())}] {TOO_LATE}\n")
         if verdict is not None:
-            self.handle(Event.JOB_FAILED, Failure(verdict))
+            self.handle(Event.JOB_FAILED, EndReason(verdict))
 
     def hold_back(self, verdict: Verdict) -> None:
         """Hold a verdict on an abort back, and wait for a better cause.
@@ -476,7 +476,7 @@ class Guard:
 
     def end_held(self) -> None:
         """End the job with the verdict that was held back, because no better cause was reported."""
-        self.pass_on(Failure(self._held, held_s=self.now - self._held_since_s))
+        self.pass_on(EndReason(self._held, held_s=self.now - self._held_since_s))
 
     def warn(self) -> None:
         """Warn that the hub is unreachable. The job goes on: training may use another network, or other ports."""
@@ -511,12 +511,12 @@ class Guard:
         host = blocking.who.rpartition(" on ")[2]
         how = f"hangs ({self._stuck}); {reason}"
         text = format_stacks(blocking, ranks)
-        self.end_job(Failure(verdicts.of_rank(Rank(blocking.rank, who.world_size, host, 0), how, blocking.at, text)))
+        self.end_job(EndReason(verdicts.of_rank(Rank(blocking.rank, who.world_size, host, 0), how, blocking.at, text)))
 
     def show_stacks(self) -> None:
         """Send the rank's stacks to the hub."""
         if self.link.connection is not None:
-            self.link.connection.send({"stacks": messages.cut(self.rank.stacks()), "at": self._at()})
+            self.link.connection.send({"stacks": guard_messages.cut(self.rank.stacks()), "at": self._at()})
 
     def start_grace(self) -> None:
         """Start the grace period of a rank that got SIGTERM."""

@@ -1,12 +1,15 @@
-"""Server for guards' connections, used by the hub and by `dslpar launch`.
+"""Server for guards' connections: a guard is the process beside each rank; the hub is rank 0's guard.
+
+The hub and `dslpar launch` run such a server. All other guards connect to the hub, and guards on other hosts than
+`dslpar launch` connect to it too.
 
     server = Server(poller, Key(secret, "hub"), range(1, 8), TO_HUB, on_join, on_stranger, loopback=False)
-    poller.poll(0.1); server.expire()               # again and again
+    poller.poll(0.1); server.maintain()             # again and again
     server.connections[3].send({"show": True})      # to rank 3's guard, once it has joined
 
-The clients are guards. Each client must first authenticate itself (authentication.py), and is called a stranger until
-then. The number of strangers is limited: if there are too many, the oldest is disconnected. A stranger has STRANGER_S
-to authenticate itself. Afterwards each rank's guard has one connection, and a new one replaces it.
+Each client must first authenticate itself (authentication.py), and is called a stranger until then. The number of
+strangers is limited: if there are too many, the oldest is disconnected. A stranger has STRANGER_S to authenticate
+itself. Afterwards each rank's guard has one connection, and a new one replaces it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from functools import partial
 from dslpar.cluster import network
 from dslpar.watchdog import authentication
 from dslpar.watchdog.authentication import STRANGER_BYTES, STRANGER_S, Key
-from dslpar.watchdog.messages import Fields
+from dslpar.watchdog.guard_messages import Fields
 from dslpar.watchdog.protocol import Connection, Poller
 
 _MAX_STRANGERS = 64
@@ -80,7 +83,7 @@ class Server:
             self._poller.drop(connection)
         self._poller.drop(self._socket)
 
-    def expire(self) -> None:
+    def maintain(self) -> None:
         """Disconnect strangers whose time is up, and accept connections again. Call this after each poll."""
         now = time.monotonic()
         for file in [file for file, one in self._strangers.items() if now - one.since_s > STRANGER_S]:
@@ -93,7 +96,7 @@ class Server:
                 file, address = self._socket.accept()
             except BlockingIOError:
                 return
-            except OSError:  # for example, no file descriptors are left: accept none until the next `expire`
+            except OSError:  # for example, no file descriptors are left: accept none until the next `maintain`
                 self._dismiss_oldest()
                 self._poller.unwatch(self._socket)
                 return

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dslpar.watchdog import flight_recorder, messages
+from dslpar.watchdog import flight_recorder, guard_messages
 from dslpar.watchdog.flight_recorder import GroupRecord
 from dslpar.watchdog.status_page import join_location
 
@@ -189,7 +189,7 @@ def format_stacks(first: RankStacks, ranks: Sequence[RankStacks]) -> str:
     in_order = [sorted(group, key=lambda rank: rank.rank) for group in same.values()]
     names = ["\n".join(f"---- {join_location(rank.who, rank.at)} ----" for rank in group) for group in in_order]
     texts = [f"{name}\n{group[0].stacks or NO_STACK}" for name, group in zip(names, same.values(), strict=True)]
-    return messages.cut("\n".join(texts).rstrip())
+    return guard_messages.cut("\n".join(texts).rstrip())
 
 
 def _place(stacks: str) -> str:

@@ -2,7 +2,7 @@
 
 Rank 0's guard is the hub (guard.py). All other guards connect to it once the ranks are connected. `Hub` is the hub's
 side of these connections, `HubLink` is the other guards' side, and `LaunchLink` is a guard's side of its connection to
-`dslpar launch`. Protocol and messages: protocol.py, messages.py.
+`dslpar launch`. Protocol and messages: protocol.py, guard_messages.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from dslpar.watchdog import messages, protocol
+from dslpar.watchdog import guard_messages, protocol
 from dslpar.watchdog.authentication import Key
+from dslpar.watchdog.guard_messages import Message
 from dslpar.watchdog.guard_server import Server
-from dslpar.watchdog.messages import Message
 from dslpar.watchdog.protocol import Connection, Handshake, Poller
 from dslpar.watchdog.status_page import Progress
 
@@ -67,7 +67,7 @@ class Hub:
     def listen(self, secret: str, world_size: int, *, loopback: bool, port: int = 0) -> int:
         """Open the server; return its port."""
         ranks = range(1, world_size)
-        args = (self._poller, Key(secret, HUB), ranks, messages.TO_HUB, self._join, self._refuse)
+        args = (self._poller, Key(secret, HUB), ranks, guard_messages.TO_HUB, self._join, self._refuse)
         self.server = Server(*args, loopback=loopback, port=port)
         return self.server.port
 
@@ -151,7 +151,7 @@ class HubLink:
         self.tried_s, self.wanted_s = now, self.wanted_s or now
         if (match := _HUB.fullmatch(hub)) is None:  # anybody who can reach torch's store may write to it
             return
-        key, fields = Key(match[3] or self._secret, HUB), messages.FROM_HUB
+        key, fields = Key(match[3] or self._secret, HUB), guard_messages.FROM_HUB
         self._hello = hello
         self._handshake = protocol.dial(match[1], int(match[2]), key, rank=self._rank, fields=fields, timeout_s=BEAT_S)
         if (handshake := self._handshake) is not None:
@@ -228,7 +228,7 @@ class LaunchLink:
         """Connect to the first address that answers. Later calls try only this address."""
         for address in self._addresses:
             connection = protocol.connect(
-                address, self._port, self._key, rank=self._rank, fields=messages.FROM_LAUNCH, timeout_s=2 * BEAT_S
+                address, self._port, self._key, rank=self._rank, fields=guard_messages.FROM_LAUNCH, timeout_s=2 * BEAT_S
             )
             if connection is not None:
                 self.connection, self._addresses = connection, [address]

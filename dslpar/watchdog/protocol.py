@@ -4,9 +4,9 @@
     connection.send({"bye": True})
     for message in connection.receive(): ...
 
-Here rank 3's guard connects to the hub, which is rank 0's guard. Each line is one message as JSON (messages.py). Each
-read takes at most _READ_BYTES, so that one connection cannot keep the others waiting. Bytes that cannot be sent now are
-sent at a later `flush`.
+Here rank 3's guard connects to the hub, which is rank 0's guard. Each line is one message as JSON (guard_messages.py).
+Each read takes at most _READ_BYTES, so that one connection cannot keep the others waiting. Bytes that cannot be sent
+now are sent at a later `flush`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dslpar.watchdog import authentication, messages
+from dslpar.watchdog import authentication, guard_messages
 from dslpar.watchdog.authentication import STRANGER_BYTES, Answer, Key
-from dslpar.watchdog.messages import Fields, Message
+from dslpar.watchdog.guard_messages import Fields, Message
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
 _READ_BYTES = 1 << 16
 """The most bytes that one call reads from a connection."""
-_UNSENT_BYTES = 2 * messages.MAX_BYTES
+_UNSENT_BYTES = 2 * guard_messages.MAX_BYTES
 """The most unsent bytes that may wait for a peer that reads nothing."""
 NONSENSE = "an invalid message came"
 """The reason, in messages, for closing a connection whose other side breaks the protocol."""
@@ -59,7 +59,7 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Queue a message, and send as much as the other side accepts now."""
-        self._outgoing += messages.encode(message)
+        self._outgoing += guard_messages.encode(message)
         self.flush()
 
     def flush(self) -> None:
@@ -87,11 +87,11 @@ class Connection:
         self._incoming = bytearray(rest)
         found: list[Message] = []
         for line in lines:
-            if (message := messages.decode(line, self._fields)) is None:
+            if (message := guard_messages.decode(line, self._fields)) is None:
                 self.open, self.sent_nonsense = False, True
                 return found
             found.append(message)
-        if len(self._incoming) > messages.MAX_BYTES:
+        if len(self._incoming) > guard_messages.MAX_BYTES:
             self.open, self.sent_nonsense = False, True
         return found
 

@@ -24,7 +24,7 @@ from types import TracebackType
 from urllib.parse import quote, unquote
 
 from dslpar.core.visible import visible
-from dslpar.watchdog import authentication, marks, messages, protocol
+from dslpar.watchdog import authentication, guard_messages, marks, protocol
 from dslpar.watchdog.authentication import Key
 from dslpar.watchdog.guard_server import Server
 from dslpar.watchdog.peers import LAUNCH
@@ -59,7 +59,7 @@ class Receiver:
         authentication.write_secret(self._secret_file, secret)
         protocol.raise_file_limit()
         self._poller = Poller()
-        args = (self._poller, Key(secret, LAUNCH), ranks, messages.TO_LAUNCH, self._join, _refuse)
+        args = (self._poller, Key(secret, LAUNCH), ranks, guard_messages.TO_LAUNCH, self._join, _refuse)
         self._server = Server(*args, loopback=loopback)
         self._stop_signal: int | None = None
 
@@ -85,7 +85,7 @@ class Receiver:
         deadline = time.monotonic() + timeout_s
         while True:
             self._poller.poll(max(0.0, deadline - time.monotonic()))
-            self._server.expire()
+            self._server.maintain()
             if time.monotonic() >= deadline:
                 break
         for connection in self._server.connections.values():

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from dslpar.core.errors import DslparError
 from dslpar.core.visible import visible_lines
-from dslpar.watchdog import messages
+from dslpar.watchdog import guard_messages
 from dslpar.watchdog.marks import Kind, Rank, Report
 
 _MAX_LINE = 500
@@ -28,7 +28,7 @@ def make_report(who: Rank, at: str, error: BaseException, trace: TracebackType |
         whole = f"{error}\n{_place(error, trace)}"  # the finding has everything but the place in the user's program
     else:
         whole = "".join(traceback.format_exception(type(error), error, trace))
-    text = messages.cut(whole)
+    text = guard_messages.cut(whole)
     return Report(who, kind, time.time(), line, text + advice(error), at)
 
 

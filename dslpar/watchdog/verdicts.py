@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dslpar.watchdog import messages
+from dslpar.watchdog import guard_messages
 from dslpar.watchdog.marks import Rank, Verdict
 from dslpar.watchdog.peers import SILENCE_S, Peer
 from dslpar.watchdog.status_page import Progress
@@ -22,11 +22,11 @@ _ABORTED = f"{FATAL}: Aborted"
 _MAX_NAMES = 8
 
 
-class Failure(NamedTuple):
+class EndReason(NamedTuple):
     """The reason for which a guard ends the job."""
 
     verdict: Verdict | None = None
-    """None: the rank itself has reported the failure."""
+    """The guard's verdict; None: the rank itself has reported its error."""
     host_lost: bool = False
     """Whether a host is gone, so that launchers may wait for it forever."""
     held_s: float = 0.0
@@ -35,7 +35,7 @@ class Failure(NamedTuple):
 
 def of_rank(rank: Rank, how: str, at: str, text: str = "", number: int = 0) -> Verdict:
     """Return a verdict about a rank, dated now. `number`: the signal that ended the rank."""
-    return Verdict(rank._replace(pid=0), time.time(), how, messages.cut(text), at, number)
+    return Verdict(rank._replace(pid=0), time.time(), how, guard_messages.cut(text), at, number)
 
 
 def of_death(
@@ -95,16 +95,16 @@ def held_note(held_s: float) -> str:
     return f"no better cause was known {held_s:.0f} s later"
 
 
-def of_silent_hub(own: Rank, name: str, host: str, at: str) -> Failure:
+def of_silent_hub(own: Rank, name: str, host: str, at: str) -> EndReason:
     """Return the verdict of rank `own`'s guard about rank 0, whose guard (the hub) has gone silent.
 
     `name`, `host`, `at`: rank 0's name, host, and last known stage and step.
     """
     how = f"is silent for {SILENCE_S:.0f} s, and with it the host {host}: gone, or cut off from {own.host}"
-    return Failure(of_rank(Rank(0, own.world_size, name.rpartition(" on ")[2], 0), how, at), host != own.host)
+    return EndReason(of_rank(Rank(0, own.world_size, name.rpartition(" on ")[2], 0), how, at), host != own.host)
 
 
-def of_silent_host(own: Rank, host: str, peers: Sequence[Peer], own_progress: Progress, now: float) -> Failure:
+def of_silent_host(own: Rank, host: str, peers: Sequence[Peer], own_progress: Progress, now: float) -> EndReason:
     """Return the verdict of rank 0's guard about the ranks of a host that has gone silent.
 
     `own`: rank 0. `peers`: all other ranks' guards. The verdict names the host's first silent rank.
@@ -121,7 +121,7 @@ def of_silent_host(own: Rank, host: str, peers: Sequence[Peer], own_progress: Pr
         rest = f"and with it all of {host} (ranks {ranks}){others}: the host is gone, or cut off"
     how = f"is silent for {SILENCE_S:.0f} s, {rest}"
     at = last_seen(first.progress, own_progress)
-    return Failure(of_rank(Rank(first.rank, own.world_size, first.host, 0), how, at), whole)
+    return EndReason(of_rank(Rank(first.rank, own.world_size, first.host, 0), how, at), whole)
 
 
 def other_silent_hosts(own_host: str, host: str, peers: Sequence[Peer], now: float) -> str:

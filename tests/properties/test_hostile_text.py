@@ -35,7 +35,7 @@ from dslpar.linter.report import text as report_text
 from dslpar.linter.report.github import github
 from dslpar.linter.report.sarif import sarif
 from dslpar.reporting import logging as run_logging
-from dslpar.watchdog import first_failure, guard, rank_monitor, reports
+from dslpar.watchdog import guard, job_watch, rank_monitor, reports
 from dslpar.watchdog.marks import Rank, Report, Verdict
 from tests.support.lint import MODEL
 
@@ -173,7 +173,7 @@ def test_stories(count: int, capfd: pytest.CaptureFixture[str]) -> None:
         for write in (guard._write, rank_monitor._write):
             for told in (report, lost, verdict):
                 assert_harmless(said(capfd, write, told.message()))
-        failure = first_failure.Failure(who, 0.0, text, text, f"Traceback:\n{text}", 0, text)
+        failure = job_watch.Failure(who, 0.0, text, text, f"Traceback:\n{text}", 0, text)
         first, *rest = failure.describe(text).splitlines()
         assert_harmless(first)
         assert_harmless("\n".join(rest), of_lines=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dslpar.watchdog import messages, protocol
+from dslpar.watchdog import guard_messages, protocol
 from dslpar.watchdog.authentication import Key
 from dslpar.watchdog.protocol import Connection
 
@@ -90,7 +90,7 @@ def dial(port: int, number: int = 0, address: str = "127.0.0.1") -> socket.socke
 
 
 def join(
-    port: int, key: Key, rank: int, fields: messages.Fields = messages.FROM_HUB, address: str = "127.0.0.1"
+    port: int, key: Key, rank: int, fields: guard_messages.Fields = guard_messages.FROM_HUB, address: str = "127.0.0.1"
 ) -> Connection:
     """Connect as the guard of a rank."""
     # A guard beside training ranks answers when it is scheduled: on few cores with a browser beside, not within 5 s.

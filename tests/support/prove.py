@@ -87,11 +87,11 @@ PARTS: Mapping[str, Part] = {
     "families": Part(("tests/properties/families",)),
     "reshape": Part(("tests/properties/reshape",)),
     "schedules": Part(("tests/properties/schedules",)),
-    "context": Part(("tests/properties/context",)),
+    "context": Part(("tests/properties/context_parallel",)),
     "oracle": Part(("tests/properties/oracle",), texts=True),
     "linter": Part(
         ("tests/properties",),
-        _below("tests/properties", "context families invariance layouts oracle reshape schedules"),
+        _below("tests/properties", "context_parallel families invariance layouts oracle reshape schedules"),
         pages=PAGES,
         texts=True,
     ),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.digits import load_digits
-from tests.support.forked_runs import train_alone
+from tests.support.forked_training import train_alone
 
 TEXT = "".join(f"line {i} says {i * i}, and the one after it {i * i + 2 * i + 1}\n" for i in range(2000))
 _SIZES = "num_hidden_layers=2, num_attention_heads=8, hidden_size=32, max_position_embeddings=32, initializer_range=0.2"

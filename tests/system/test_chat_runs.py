@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dslpar.core.visible import visible_lines
-from tests.support.forked_runs import start_job, train_alone
+from tests.support.forked_training import start_job, train_alone
 from tests.support.runs import metrics, start
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import warm
-from tests.support.forked_runs import start_program
+from tests.support.forked_training import start_program
 from tests.support.runs import CONFIG, write_config
 from tests.support.stopwatch import Stopwatch
 

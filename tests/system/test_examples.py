@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import warm
-from tests.support.forked_runs import start_program
+from tests.support.forked_training import start_program
 from tests.support.paths import ROOT
 
 CONFIG, TEXT, TUNING = (f"examples/configs/{name}.py" for name in ("points", "text", "fine_tuning"))

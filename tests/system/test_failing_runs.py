@@ -25,7 +25,7 @@ from dslpar.layers import Attention
 from dslpar.linter import check
 from dslpar.training import failures, loop
 from dslpar.watchdog import marks, reports
-from tests.support.forked_runs import train_alone
+from tests.support.forked_training import train_alone
 from tests.support.ranks import on_ranks
 from tests.support.runs import CONFIG, ROOT, metrics, write_config
 from tests.support.waiting import wait_until

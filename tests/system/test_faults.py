@@ -20,7 +20,7 @@ import pytest
 from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, processes_with, run_with_fault
 from dslpar.cluster.network import free_port
 from dslpar.reporting import run_list
-from dslpar.watchdog import first_failure, marks, peers, processes, rank_monitor, reports
+from dslpar.watchdog import job_watch, marks, peers, processes, rank_monitor, reports
 from tests.support.runs import CONFIG, ROOT, mpirun, write_config
 from tests.support.sampling import sampled
 from tests.support.stopwatch import Stopwatch
@@ -157,7 +157,7 @@ def rank(folder: Path, then: str, number: int = 0, **environ: str) -> subprocess
     return subprocess.Popen([PYTHON, "-c", code], env=env, stderr=subprocess.PIPE, text=True)
 
 
-def end(process: subprocess.Popen[str], watch: first_failure.JobWatch) -> str:
+def end(process: subprocess.Popen[str], watch: job_watch.JobWatch) -> str:
     """Wait as a launcher does, which looks before anybody reaps the rank's status. Return the rank's output."""
     assert process.stderr is not None
     with process.stderr:
@@ -179,7 +179,7 @@ def end(process: subprocess.Popen[str], watch: first_failure.JobWatch) -> str:
     ids=["exception", "SIGKILL", "segmentation fault", "os._exit"],
 )
 def test_deaths(tmp_path: Path, then: str, how: str, trace: str, number: int) -> None:
-    watch = first_failure.JobWatch(tmp_path)
+    watch = job_watch.JobWatch(tmp_path)
     process = rank(tmp_path, then)
     end(process, watch)
     assert process.returncode != 0
@@ -196,7 +196,7 @@ def test_deaths(tmp_path: Path, then: str, how: str, trace: str, number: int) ->
 def test_an_abort_is_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds without a guard's report, too: the process itself shows the abort."""
     (tmp_path / "ranks").mkdir(mode=0o700)
-    watch = first_failure.JobWatch(tmp_path / "ranks")
+    watch = job_watch.JobWatch(tmp_path / "ranks")
     process = rank(
         tmp_path / "ranks", "os.kill(int(open('/proc/self/task/%d/children' % os.getpid()).read()), 9); os.abort()"
     )
@@ -210,7 +210,7 @@ def test_an_abort_is_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert death.note == "no better cause was known 0 s later"
     assert death.signal == signal.SIGABRT
     assert "Fatal Python error: Aborted" in death.trace
-    monkeypatch.setattr(first_failure, "HELD_BACK_S", 0.0)
+    monkeypatch.setattr(job_watch, "HELD_BACK_S", 0.0)
     assert watch.poll()
     assert not watch.held_back_s()
 
@@ -229,7 +229,7 @@ def test_another_cause_goes_before_an_abort(tmp_path: Path, name: str) -> None:
     for who in range(3):
         (tmp_path / f"{who}.born").write_text(json.dumps([who, 3, "abc"[who], 7]))
     (tmp_path / "1.verdict").write_text(json.dumps(ABORTED))
-    watch = first_failure.JobWatch(tmp_path, local=False)
+    watch = job_watch.JobWatch(tmp_path, local=False)
     assert not watch.poll()
     assert watch.held_back_s()
     (tmp_path / name).write_text(json.dumps(BETTER[name]))
@@ -251,7 +251,7 @@ def test_of_several_aborts_the_first_is_told_and_who_is_killed_for_them_is_not(t
     ranks = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
     for who, process in enumerate(ranks):
         (tmp_path / f"{who}.born").write_text(json.dumps([who, 4, "a", process.pid]))
-    watch = first_failure.JobWatch(tmp_path)
+    watch = job_watch.JobWatch(tmp_path)
     for number, how in ((1, signal.SIGABRT), (0, signal.SIGKILL)):
         ranks[number].send_signal(how)
         while processes.stat(ranks[number].pid)[0] != "Z":
@@ -275,7 +275,7 @@ def test_a_silent_death_after_somebody_else_asked_for_its_status(tmp_path: Path)
     process.wait(10)
     # another test covers the partial or full report of a guard that was quick enough to see the status
     shutil.copytree(tmp_path / "ranks", tmp_path / "watched", ignore=shutil.ignore_patterns("*.verdict*"))
-    watch = first_failure.JobWatch(tmp_path / "watched")
+    watch = job_watch.JobWatch(tmp_path / "watched")
     watch.poll()
     known, unknown = watch.first_failure(signal.SIGKILL), watch.first_failure(None)
     assert known is not None
@@ -287,7 +287,7 @@ def test_a_silent_death_after_somebody_else_asked_for_its_status(tmp_path: Path)
 
 
 def test_ranks_that_end_in_order_are_no_deaths(tmp_path: Path) -> None:
-    watch = first_failure.JobWatch(tmp_path)
+    watch = job_watch.JobWatch(tmp_path)
     for number, then in enumerate(("sys.exit(1)", "")):
         end(rank(tmp_path, then, number), watch)
     assert not watch.poll()
@@ -297,7 +297,7 @@ def test_ranks_that_end_in_order_are_no_deaths(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_the_launcher_ended_did_not_die_first(tmp_path: Path) -> None:
-    watch = first_failure.JobWatch(tmp_path)
+    watch = job_watch.JobWatch(tmp_path)
     process = rank(tmp_path, "time.sleep(60)")
     while not watch.started():
         time.sleep(0.01)
@@ -310,7 +310,7 @@ def test_a_rank_that_the_launcher_ended_did_not_die_first(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_nor_did_one_that_could_not_write_its_stack_any_more(tmp_path: Path, number: signal.Signals) -> None:
-    watch = first_failure.JobWatch(tmp_path)
+    watch = job_watch.JobWatch(tmp_path)
     unheard = f"faulthandler.unregister(signal.SIGTERM); signal.signal({number:d}, signal.SIG_DFL); "
     process = rank(tmp_path, unheard + "print('deaf', file=sys.stderr, flush=True); time.sleep(60)")
     assert process.stderr is not None
@@ -323,7 +323,7 @@ def test_nor_did_one_that_could_not_write_its_stack_any_more(tmp_path: Path, num
 
 @pytest.mark.prove
 def test_a_consequence_waits_to_be_ended_and_then_says_one_line(tmp_path: Path) -> None:
-    watch = first_failure.JobWatch(tmp_path)
+    watch = job_watch.JobWatch(tmp_path)
     clock = Stopwatch()
     lost, cause = rank(tmp_path, GLOO_ERROR, 1), rank(tmp_path, "time.sleep(1); raise ValueError('wrong')")
     assert end(cause, watch).endswith("ValueError: wrong\n")
@@ -338,7 +338,7 @@ def test_a_consequence_waits_to_be_ended_and_then_says_one_line(tmp_path: Path) 
 
 
 def test_consequences_alone_are_told(tmp_path: Path) -> None:
-    watch = first_failure.JobWatch(tmp_path)
+    watch = job_watch.JobWatch(tmp_path)
     process = rank(tmp_path, GLOO_ERROR)
     while not (tmp_path / "0.error").exists():
         time.sleep(0.01)
@@ -351,7 +351,7 @@ def test_consequences_alone_are_told(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_is_one_line_even_while_a_peer_goes(tmp_path: Path) -> None:
-    watch = first_failure.JobWatch(tmp_path)
+    watch = job_watch.JobWatch(tmp_path)
     process = rank(tmp_path, f"try:\n    {GLOO_ERROR}\nexcept RuntimeError:\n    raise KeyboardInterrupt")
     assert end(process, watch) == "[rank 0 of 2 on node] interrupted\n"
     assert process.returncode == 130
@@ -368,7 +368,7 @@ def test_torchrun_s_file_is_for_causes(tmp_path: Path, then: str, written: bool)
         time.sleep(0.01)
     if not written:
         process.terminate()
-    end(process, first_failure.JobWatch(tmp_path))
+    end(process, job_watch.JobWatch(tmp_path))
     assert path.exists() == written
     if written:
         failure = ProcessFailure(local_rank=0, pid=process.pid, exitcode=1, error_file=str(path))
@@ -377,7 +377,7 @@ def test_torchrun_s_file_is_for_causes(tmp_path: Path, then: str, written: bool)
 
 
 def test_a_folder_on_another_host_is_nobody_who_asks(tmp_path: Path) -> None:
-    watch = first_failure.JobWatch(tmp_path)
+    watch = job_watch.JobWatch(tmp_path)
     assert end(rank(tmp_path / "elsewhere", "raise ValueError('wrong')"), watch).endswith("ValueError: wrong\n")
     assert watch.started() == []
 
@@ -431,7 +431,7 @@ def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path) -> None:
         "RANK_CODE": RANK.format(root=str(ROOT), rank=0, then="time.sleep(600)"),
     }
     process = subprocess.Popen([PYTHON, str(launcher)], env=env, stderr=subprocess.PIPE, text=True)
-    watch = first_failure.JobWatch(tmp_path)
+    watch = job_watch.JobWatch(tmp_path)
     while not watch.started():
         time.sleep(0.01)
     time.sleep(0.2)
@@ -458,7 +458,7 @@ def test_a_rank_that_has_promised_to_stop_in_order_does_so_when_its_launcher_is_
     time.sleep(0.2)
     process.terminate()
     assert process.communicate()[1] == "[rank 0 of 2 on node] ends because its launcher is gone\n"
-    stopped = first_failure.JobWatch(tmp_path).stopped()
+    stopped = job_watch.JobWatch(tmp_path).stopped()
     assert stopped is not None
     assert (stopped.step, stopped.saved, stopped.status) == (7, "there", 75)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dslpar.cli.main import main
-from tests.support.forked_runs import start_program
+from tests.support.forked_training import start_program
 from tests.support.runs import deepspeed, mpirun, start
 from tests.support.sampling import sampled
 from tests.support.trained_runs import LAYOUTS, train

@@ -11,7 +11,7 @@ import pytest
 
 from dslpar.checkpoint import folder, loading
 from dslpar.distributed import bootstrap
-from tests.support.forked_runs import start_job
+from tests.support.forked_training import start_job
 from tests.support.runs import write_config
 from tests.support.sampling import sampled
 

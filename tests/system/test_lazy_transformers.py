@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_runs import start_job
+from tests.support.forked_training import start_job
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 pytestmark = [pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS), pytest.mark.prove]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.forked_runs import train_alone
+from tests.support.forked_training import train_alone
 from tests.support.runs import ROOT, Finished, deepspeed, metrics, start
 from tests.support.sampling import sampled
 

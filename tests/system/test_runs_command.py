@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dslpar.reporting.run_list import Run, read_run
-from tests.support.forked_runs import ForkedJob, start_job
+from tests.support.forked_training import ForkedJob, start_job
 from tests.support.runs import CONFIG, write_config
 
 TWO_STAGES = CONFIG.replace("steps=3", "steps=2000, save_interval=5") + "parallel = dict(pipeline=2)\n"

@@ -11,7 +11,7 @@ from dslpar.cli.main import main
 from dslpar.cli.starter_models import NAMES, find_model
 from dslpar.layout.transformers_data_types import data_types
 from dslpar.schema.transformers_policies import DERIVED, POLICIES
-from tests.support.forked_runs import start_job
+from tests.support.forked_training import start_job
 from tests.support.runs import metrics
 from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.faults import processes_with
 from dslpar.watchdog.authentication import Key
 from dslpar.watchdog.guard import SETTINGS
-from tests.support.forked_runs import start_job
+from tests.support.forked_training import start_job
 from tests.support.hostile import MEMORY_BYTES, attack, peak_bytes
 from tests.support.runs import BIN, CONFIG, metrics, write_config
 from tests.support.waiting import wait_until

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dslpar.data.tokenize import Request, tokenize
-from tests.support.forked_runs import start_job, train_alone
+from tests.support.forked_training import start_job, train_alone
 from tests.support.runs import metrics
 
 CONFIG = """\

@@ -18,7 +18,7 @@ from dslpar.distributed import bootstrap
 from dslpar.linter import check
 from dslpar.reporting import run_dir
 from dslpar.training.main import load_and_lint, main
-from tests.support.forked_runs import start_job, train_alone
+from tests.support.forked_training import start_job, train_alone
 from tests.support.runs import CONFIG, Finished, metrics, start, write_config
 
 PYTHON = sys.executable

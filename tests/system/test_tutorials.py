@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 from dslpar.cli.main import main as cli
-from tests.support.forked_runs import start_program
+from tests.support.forked_training import start_program
 from tests.support.paths import ROOT
 from tests.support.tutorials import FOLDER, PAGES, blocks, commands
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS

@@ -9,7 +9,7 @@ import pytest
 
 import dslpar
 from dslpar.core.errors import DslparError
-from tests.support.forked_runs import train_alone
+from tests.support.forked_training import train_alone
 
 PACKAGE = """\
 import os

@@ -89,12 +89,12 @@ def test_a_door_is_one(door: str) -> None:
 
 def test_a_string_upward_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dslpar/layout").mkdir(parents=True)
-    path = tmp_path / "dslpar/layout/family.py"
+    path = tmp_path / "dslpar/layout/family_interface.py"
     path.write_text(
         '"""dslpar.policies"""\nimport_module("dslpar.policies.families")\nimport_module("dslpar.core.mesh")\n'
     )
     monkeypatch.setattr("tests.unit.test_architecture.ROOT", tmp_path)
-    assert upward(path) == ["dslpar/layout/family.py:2: policies"]
+    assert upward(path) == ["dslpar/layout/family_interface.py:2: policies"]
 
 
 def test_import_linter_looks_at_what_type_checkers_import() -> None:

@@ -341,7 +341,7 @@ FREE = (
     "tests.properties.invariance",
     "tests.properties.families",
     "tests.properties.schedules",
-    "tests.properties.context",
+    "tests.properties.context_parallel",
 )
 """Folders whose tables of layouts and models other folders also run."""
 

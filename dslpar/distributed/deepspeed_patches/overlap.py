@@ -14,7 +14,7 @@ from dslpar.distributed.deepspeed_patches.replacement import replaced
 from dslpar.distributed.gradient_buffer import GradientBuffer
 from dslpar.distributed.gradient_reduction import GradientReduction
 from dslpar.distributed.parameter_gather import ParameterGather
-from dslpar.distributed.stage_reduction import StageReduction
+from dslpar.distributed.per_stage_gradient_reduction import StageReduction
 
 if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dslpar.layout.divisors import Condition, divisors
-from dslpar.layout.family import layout_of
+from dslpar.layout.family_interface import layout_of
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule

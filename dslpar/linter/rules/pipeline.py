@@ -8,7 +8,7 @@ from itertools import pairwise
 from dslpar.core.suggest import did_you_mean
 from dslpar.layout import listed_layers
 from dslpar.layout.divisors import divisors, least_micro_size
-from dslpar.layout.family import layout_of
+from dslpar.layout.family_interface import layout_of
 from dslpar.layout.resolve import stages_of
 from dslpar.layout.stages import balanced_listed, counts_of, in_order, is_pattern, num_matches
 from dslpar.linter.context import Context

@@ -34,13 +34,13 @@ def _vouched_for_by_itself(cx: Context, name: str) -> str:
 
     Only the pyproject.toml of the working folder counts, so that a config cannot trust packages for itself.
     """
-    from dslpar.core.trust import trusting
+    from dslpar.core.trust import trusted_entry
 
     try:
         project = find_project(os.path.dirname(cx.config.path))
     except DslparError:  # a mistake in that pyproject.toml; this lint is about the config
         return ""
-    if project is None or not trusting(name, project.trusted):
+    if project is None or not trusted_entry(name, project.trusted):
         return ""
     return f" ({project.path} trusts it, but counts only if you work in its folder: a config cannot trust packages)"
 

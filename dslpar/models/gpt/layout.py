@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from dslpar.core.mesh import Tensor
 from dslpar.layout import divisors
-from dslpar.layout.decision import Decision
 from dslpar.layout.divisors import Attention, Condition
+from dslpar.layout.inferred_value import InferredValue
 from dslpar.layout.stages import EvenWeights, num_matches
 from dslpar.models.gpt.section import GPT
 
@@ -91,10 +91,12 @@ def norm_parameters(model: GPT) -> int:
 # Fields that may be left out ---------------------------------------------------------------------------------------
 
 
-def inferred(model: GPT, field: str) -> Decision | None:
+def inferred(model: GPT, field: str) -> InferredValue | None:
     """Return the value of a field that was left out; None if it does not follow from other fields."""
     if field == "num_kv_heads":
-        return Decision(model.num_heads, "left out: each head has keys and values of its own", ("model.num_heads",))
+        return InferredValue(
+            model.num_heads, "left out: each head has keys and values of its own", ("model.num_heads",)
+        )
     if field == "ffn_hidden_size":
-        return Decision(4 * model.hidden_size, f"4 * hidden_size {model.hidden_size}", ("model.hidden_size",))
+        return InferredValue(4 * model.hidden_size, f"4 * hidden_size {model.hidden_size}", ("model.hidden_size",))
     return None

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from dslpar.core.mesh import Tensor
 from dslpar.layout import divisors
-from dslpar.layout.decision import Decision
 from dslpar.layout.divisors import Attention, Condition
+from dslpar.layout.inferred_value import InferredValue
 from dslpar.layout.sharding import inner_cuts, residual_cuts
 from dslpar.layout.stages import EvenWeights, num_matches
 from dslpar.models.moco.section import MoCo
@@ -79,8 +79,8 @@ def head_weights(model: MoCo) -> int:
     return projector_weights(model) + 2 * model.projection_hidden_size * model.projection_size
 
 
-def inferred(model: MoCo, field: str) -> Decision | None:
+def inferred(model: MoCo, field: str) -> InferredValue | None:
     """Return the value of a field that was left out; None if it does not follow from other fields."""
     if field == "ffn_hidden_size":
-        return Decision(4 * model.hidden_size, f"4 * hidden_size {model.hidden_size}", ("model.hidden_size",))
+        return InferredValue(4 * model.hidden_size, f"4 * hidden_size {model.hidden_size}", ("model.hidden_size",))
     return None

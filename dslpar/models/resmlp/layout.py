@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from dslpar.core.mesh import Tensor
 from dslpar.layout import divisors
-from dslpar.layout.decision import Decision
 from dslpar.layout.divisors import Condition
+from dslpar.layout.inferred_value import InferredValue
 from dslpar.layout.stages import EvenWeights, num_matches
 from dslpar.models.resmlp.section import ResMLP
 
@@ -58,8 +58,8 @@ def block_parameters(model: ResMLP) -> int:
     return 6 * hidden + tokens**2 + tokens + 2 * hidden * ffn + ffn + hidden
 
 
-def inferred(model: ResMLP, field: str) -> Decision | None:
+def inferred(model: ResMLP, field: str) -> InferredValue | None:
     """Return the value of a field that was left out; None if it does not follow from other fields."""
     if field == "ffn_hidden_size":
-        return Decision(4 * model.hidden_size, f"4 * hidden_size {model.hidden_size}", ("model.hidden_size",))
+        return InferredValue(4 * model.hidden_size, f"4 * hidden_size {model.hidden_size}", ("model.hidden_size",))
     return None

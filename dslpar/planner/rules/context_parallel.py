@@ -29,24 +29,24 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
 
     spec, heads = cx.job.spec, heads_of(cx.job.spec.model)
     forms = context_forms(tensor_of(spec), spec.parallel.context, heads, machine.nodes.per_node)
-    sent = by_context_form(cx.job, machine.nodes.per_node)  # has only the legal forms
-    own, steps = next(iter(forms)), {}
-    for form in sent:
+    elements_sent = by_context_form(cx.job, machine.nodes.per_node)  # has only the legal forms
+    requested, steps = next(iter(forms)), {}  # `context_forms` puts the requested form first
+    for form in elements_sent:
         cuboid = with_zero(cuboid_of(*forms[form], heads), spec.model, spec.zero.stage, cx.pipeline.stages)
         workload = workload_of(replace(cx.job, mesh=replace(cx.job.mesh, tensor=cuboid)))
         assert workload is not None, "the costs are known"
-        made = forecast(workload, machine)
-        if not made.thrashes or form == own:
-            steps[form] = made.time.step_s
-    best = min(steps, key=lambda form: steps[form], default=own)
-    if own not in steps or steps[own] < WORTH * steps[best]:
+        forecast_of_form = forecast(workload, machine)
+        if not forecast_of_form.thrashes or form == requested:
+            steps[form] = forecast_of_form.time.step_s
+    best = min(steps, key=lambda form: steps[form], default=requested)
+    if requested not in steps or steps[requested] < WORTH * steps[best]:
         return
     message = (
-        f"context parallelism by {own} sends {sent[own]:,} elements per rank and layer, by {best} {sent[best]:,}:"
-        f" a step takes {steps[own] / steps[best]:.2f} times as long"
+        f"context parallelism by {requested} sends {elements_sent[requested]:,} elements per rank and layer,"
+        f" by {best} {elements_sent[best]:,}: a step takes {steps[requested] / steps[best]:.2f} times as long"
         f" ({machine.device.name}, {machine.nodes.per_node} per node)"
     )
-    if sent[own] < sent[best]:
+    if elements_sent[requested] < elements_sent[best]:
         message += ", since 'ring' sends during attention, and 'ulysses' waits for its exchange"
     context = spec.parallel.context
     section = "parallel.tensor" if context is None or context.size == 1 else "parallel.context"

@@ -18,8 +18,8 @@ from dslpar.core.mesh import Tensor
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.deepspeed_config import overlaps_reduction
 from dslpar.layout.divisors import Condition, divisors, least_micro_size
-from dslpar.layout.family import conditions, pipeline_weights
-from dslpar.layout.resolve import defers_nothing, seq_len_of, splits_backward
+from dslpar.layout.family_interface import conditions, pipeline_weights
+from dslpar.layout.resolve import can_defer_weight_gradients, seq_len_of, splits_backward
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import EvenWeights, balanced, imbalance, loads_of_ranks
 from dslpar.linter.context import Context
@@ -182,7 +182,7 @@ def _is_legal(cx: Context, chunks: Chunks, split: bool, count: int) -> bool:
 def _is_known_to_defer(cx: Context) -> bool:
     """Return whether the model has layers that can defer the gradients of their weights; False if unknown."""
     is_unknown = cx.model.unlisted and (cx.model.by_program or not cx.model.other.is_of_transformers)
-    return not is_unknown and not defers_nothing(cx.spec)
+    return not is_unknown and can_defer_weight_gradients(cx.spec)
 
 
 def _is_cut_by_hand(cx: Context) -> bool:
@@ -208,7 +208,7 @@ def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
 @rule("PERF113", "nothing-to-defer", "warning")
 def nothing_to_defer(cx: Context) -> Iterator[Problem]:
     """The schedule is 'zero_bubble', but the model cannot defer gradients of weights."""
-    if cx.pipeline.stages > 1 and schedule_type(cx) == "zero_bubble" and defers_nothing(cx.spec):
+    if cx.pipeline.stages > 1 and schedule_type(cx) == "zero_bubble" and not can_defer_weight_gradients(cx.spec):
         order = "'interleaved'" if cx.pipeline.chunks.num > 1 else "'1f1b'"
         if isinstance(cx.spec.model, OtherModel) and cx.spec.model.lora is not None:
             message = f"gradients of adapters are not deferred, and other weights are frozen: the run follows {order}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dslpar.layout.divisors import divisors
-from dslpar.layout.family import conditions
+from dslpar.layout.family_interface import conditions
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import dslpar
 from dslpar.cluster.network import free_port
 from dslpar.core.errors import DslparError
-from dslpar.schema.registry import Registry
+from dslpar.schema.class_registry import Registry
 from tests.support.paths import ROOT
 from tests.support.plain_models import GLOBAL, PIPE, assert_equal, mlp, plain_torch, points, sgd, written
 from tests.support.ranks import on_ranks

@@ -15,7 +15,7 @@ from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.distributed.groups import Groups
 from dslpar.models.sequential import Layers, Sequential
-from tests.support.forked_runs import start_job, train_alone
+from tests.support.forked_training import start_job, train_alone
 from tests.support.plain_models import points, sgd, shares, written
 from tests.support.ranks import on_ranks
 from tests.support.runs import CONFIG as GPT

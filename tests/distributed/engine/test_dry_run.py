@@ -18,7 +18,7 @@ import torch
 
 from dslpar.distributed import point_to_point
 from dslpar.distributed.groups import Groups
-from dslpar.dry_run.step import DryRun, dry_run
+from dslpar.dry_run.dry_run import DryRun, dry_run
 from dslpar.layers import placement
 from dslpar.layout.resolve import Job
 from tests.support import warm
@@ -54,7 +54,7 @@ FEW = {
     "ring, 1f1b",
     "pipeline alone",
 }
-"""Every schedule and every mode but ulysses, which tests/unit/dry_run/test_step.py has."""
+"""Every schedule and every mode but ulysses, which tests/unit/dry_run/test_dry_run.py has."""
 
 
 @pytest.mark.parametrize("name", sampled(CASES, FEW))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dslpar.layout import deepspeed_config
-from dslpar.layout.decision import Decision
+from dslpar.layout.inferred_value import InferredValue
 from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
 from dslpar.schema import sections
@@ -40,7 +40,7 @@ def _unfuse() -> None:
     """Disable the fused step in this rank from here on."""
     deepspeed_config.CHOICES = {  # type: ignore[misc]
         **deepspeed_config.CHOICES,
-        "optimizer.params.fused": Decision(None, "torch's default"),
+        "optimizer.params.fused": InferredValue(None, "torch's default"),
     }
 
 

@@ -31,7 +31,7 @@ from dslpar.schema import sections
 from tests.properties.invariance.layouts import MODES, Layout, pipe, tensor
 from tests.properties.invariance.measure import run_ranks
 from tests.support.engines import LENGTH, VOCAB, batches, engine_of, job
-from tests.support.forked_runs import start_program
+from tests.support.forked_training import start_program
 from tests.support.plain_models import mlp, points, sgd, shares, written
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled

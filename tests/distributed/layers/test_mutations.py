@@ -236,7 +236,7 @@ def _change_sharding(change: Callable[[linear.MatmulSharding], linear.MatmulShar
 def _change_cuts(name: str) -> None:
     rightly = getattr(placement, name)
 
-    def cuts(tensor: mesh.Tensor) -> placement.Cuts:
+    def cuts(tensor: mesh.Tensor) -> placement.ActivationSharding:
         right = rightly(tensor)
         return right._replace(features=right.features[::-1])
 

@@ -31,7 +31,7 @@ def gathered_slowest_first() -> None:
 
 
 def sharded_fastest_first() -> None:
-    def residual_cuts(tensor: mesh.Tensor) -> placement.Cuts:
+    def residual_cuts(tensor: mesh.Tensor) -> placement.ActivationSharding:
         right = placement.residual_cuts(tensor)
         return right._replace(features=right.features[::-1])
 

@@ -16,7 +16,7 @@ import torch
 
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
-from dslpar.costs import family as costs
+from dslpar.costs import any_model as costs
 from dslpar.costs import layers as sizes
 from dslpar.costs import traffic
 from dslpar.costs.adapters import Adapter, AdapterSizes

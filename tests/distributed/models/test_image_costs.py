@@ -9,7 +9,7 @@ import torch
 
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
-from dslpar.costs import family as costs
+from dslpar.costs import any_model as costs
 from dslpar.costs.collective_traffic import LayerTraffic, Traffic
 from dslpar.distributed.groups import Groups
 from dslpar.layers import initialize, placement

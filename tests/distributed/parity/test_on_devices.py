@@ -12,7 +12,7 @@ import pytest
 
 from dslpar.cli.main import main
 from tests.distributed.parity.test_prove import leave_out_the_data_all_reduce, sum_twice_over_y
-from tests.support.forked_runs import start_program
+from tests.support.forked_training import start_program
 
 CONFIG = """\
 model = dict(type='GPT', num_layers=2, hidden_size=32, num_heads=4, vocab_size=256, max_seq_len=32)

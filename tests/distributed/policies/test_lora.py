@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dslpar.core import mesh
 from dslpar.core.errors import DslparError
-from dslpar.costs.family import model_costs
+from dslpar.costs.any_model import model_costs
 from dslpar.distributed.collectives import all_gather
 from dslpar.distributed.groups import Groups
 from dslpar.layers import gather, placement, placement_of

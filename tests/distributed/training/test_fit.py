@@ -18,7 +18,7 @@ import dslpar
 from dslpar.core.errors import DslparError
 from dslpar.reporting import run_list
 from dslpar.training import metrics
-from tests.support.forked_runs import start_program
+from tests.support.forked_training import start_program
 from tests.support.ranks import on_ranks
 
 CONFIG = """\

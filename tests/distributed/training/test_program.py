@@ -17,7 +17,7 @@ import torch
 import dslpar
 from dslpar.core.errors import DslparError
 from dslpar.reporting import run_dir
-from tests.support.forked_runs import ForkedJob, start_program
+from tests.support.forked_training import ForkedJob, start_program
 from tests.support.plain_models import PIPE, mlp, points, sgd, shares, written
 from tests.support.ranks import on_ranks
 

@@ -16,7 +16,7 @@ from dslpar.core.errors import DslparError
 from dslpar.engine.engine import Engine
 from tests.distributed.training import test_fit
 from tests.distributed.training.test_program import config
-from tests.support.forked_runs import start_job
+from tests.support.forked_training import start_job
 from tests.support.plain_models import mlp, points, sgd, shares
 from tests.support.ranks import on_ranks
 from tests.support.runs import write_config

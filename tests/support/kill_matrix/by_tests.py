@@ -29,8 +29,8 @@ from tests.support.versions import HAS_TRANSFORMERS
 
 TESTS = (
     *(f"tests/unit/{name}" for name in ("layers", "data", "models", "policies", "checkpoint", "distributed", "layout")),
-    *("tests/distributed", "tests/properties/reshape", "tests/properties/schedules", "tests/properties/context"),
-    *("tests/properties/layouts", "tests/properties/invariance", "tests/properties/families"),
+    *("tests/distributed", "tests/properties/reshape", "tests/properties/schedules"),
+    *(f"tests/properties/{name}" for name in ("context_parallel", "layouts", "invariance", "families")),
 )
 """Tests that can meet the maths in forks of their own process."""
 IDLE_S = 15.0

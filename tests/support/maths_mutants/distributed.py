@@ -407,7 +407,7 @@ GRADIENTS = [
         ],
     ),
     *of_module(
-        "distributed.stage_reduction",
+        "distributed.per_stage_gradient_reduction",
         [
             (
                 "not-averaged",

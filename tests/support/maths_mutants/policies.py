@@ -395,7 +395,7 @@ OTHERS = [
                 "samples-by-rank",
                 "seed",
                 "SampleDropout.forward",
-                "placement.Cuts(cuts.batch, (), ())",
+                "placement.ActivationSharding(cuts.batch, (), ())",
                 "cuts",
                 "pieces of a sample are dropped apart",
                 "cuts.features or cuts.sequence",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from dslpar.core.mesh import Tensor
 from dslpar.layout import divisors
-from dslpar.layout.decision import Decision
 from dslpar.layout.divisors import Condition
+from dslpar.layout.inferred_value import InferredValue
 from dslpar.layout.stages import EvenWeights, num_matches
 from tests.support.mlp_family.section import ResidualMLP
 
@@ -34,5 +34,5 @@ def class_names(model: ResidualMLP) -> Sequence[str]:
     return "Embedding", "MLP", "Head"
 
 
-def inferred(model: ResidualMLP, field: str) -> Decision | None:
+def inferred(model: ResidualMLP, field: str) -> InferredValue | None:
     return None

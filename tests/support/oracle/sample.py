@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from dslpar.core.mesh import ORDERS
 from dslpar.layout import divisors
-from dslpar.layout.family import conditions
+from dslpar.layout.family_interface import conditions
 from dslpar.layout.modes import cuboid_of
 from dslpar.layout.nearest import nearest_attention
 from dslpar.models.gpt import section

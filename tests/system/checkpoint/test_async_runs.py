@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from dslpar.training import loop
-from tests.support.forked_runs import ForkedJob, start_job
+from tests.support.forked_training import ForkedJob, start_job
 from tests.support.runs import metrics, write_config
 from tests.support.sampling import sampled
 

@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import load_file
 from xxhash import xxh3_128_hexdigest
 
-from tests.support.forked_runs import ForkedJob, start_job
+from tests.support.forked_training import ForkedJob, start_job
 from tests.support.runs import metrics
 
 RANKS, STEPS, KEEP = 8, 20, 2

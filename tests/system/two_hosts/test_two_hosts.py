@@ -35,7 +35,7 @@ MPIRUN = ("mpirun", "--allow-run-as-root", "--prefix", sys.prefix, "--bind-to", 
 @cache
 def losses_on_one_host(world: int) -> list[float]:
     """Return the losses of the same ranks, forked here without a launcher, on the loopback alone."""
-    from tests.support.forked_runs import start_job
+    from tests.support.forked_training import start_job
 
     with TemporaryDirectory() as name:
         folder = Path(name)

@@ -10,7 +10,7 @@ import os
 import pytest
 import torch
 
-from dslpar.core.trust import is_standard_library, known_kind, refusal, trusting, why_not
+from dslpar.core.trust import is_standard_library, known_package, trusted_entry, why_name_refused, why_object_refused
 
 KNOWN = {
     "torch.nn.GELU": "torch.nn",
@@ -46,28 +46,28 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("name", [*KNOWN, *UNKNOWN])
 def test_known_kinds(name: str) -> None:
-    assert known_kind(name) == KNOWN.get(name, "")
-    assert (refusal(name, ()) is None) is (name in KNOWN)
+    assert known_package(name) == KNOWN.get(name, "")
+    assert (why_name_refused(name, ()) is None) is (name in KNOWN)
 
 
 def test_trust_is_of_whole_names() -> None:
-    assert trusting("my_pkg.a.B", ("my_pkg",)) == "my_pkg"
-    assert trusting("my_pkg", ("my_pkg",)) == "my_pkg"
-    assert trusting("my_pkg_2.B", ("my_pkg",)) == ""
-    assert trusting("my_pkg.b.B", ("my_pkg.a",)) == ""
-    assert refusal("my_pkg.a.b", ("my_pkg.a",)) is None
+    assert trusted_entry("my_pkg.a.B", ("my_pkg",)) == "my_pkg"
+    assert trusted_entry("my_pkg", ("my_pkg",)) == "my_pkg"
+    assert trusted_entry("my_pkg_2.B", ("my_pkg",)) == ""
+    assert trusted_entry("my_pkg.b.B", ("my_pkg.a",)) == ""
+    assert why_name_refused("my_pkg.a.b", ("my_pkg.a",)) is None
 
 
 def test_a_refusal_says_what_to_add() -> None:
-    message, hint = refusal("my_pkg.make", ()) or ("", "")
+    message, hint = why_name_refused("my_pkg.make", ()) or ("", "")
     assert message == "a config may not call 'my_pkg.make': 'my_pkg' is not trusted"
     assert hint.startswith("add trusted = ['my_pkg'] to [tool.dslpar] of your pyproject.toml, or --trust my_pkg")
-    _, hint = refusal("torch.hub.load", ()) or ("", "")
+    _, hint = why_name_refused("torch.hub.load", ()) or ("", "")
     assert "trusted = ['torch.hub.load']" in hint  # not all of torch
-    message, hint = refusal("torch.nn.functional.os.system", ()) or ("", "")
+    message, hint = why_name_refused("torch.nn.functional.os.system", ()) or ("", "")
     assert message == "a config may not call 'torch.nn.functional.os.system': the name leads to another package"
     assert "os.system" not in hint
-    message, hint = refusal("os.system", ()) or ("", "")
+    message, hint = why_name_refused("os.system", ()) or ("", "")
     assert message == "a config may not call 'os.system', which is in Python's standard library"
     assert "trusted = ['os']" not in hint
 
@@ -84,9 +84,10 @@ def test_of_transformers_the_configs_of_models_are_known() -> None:
     of_theirs = {"__module__": "transformers.models.gpt2.configuration_gpt2"}
     for base in ("PretrainedConfig", "PreTrainedConfig"):
         config = type("GPT2Config", (type(base, (), {}),), of_theirs)
-        assert why_not(config, "transformers.GPT2Config", (), ()) == ""
+        assert why_object_refused(config, "transformers.GPT2Config", (), ()) == ""
     auto = type("AutoConfig", (), of_theirs)
-    assert why_not(auto, "transformers.AutoConfig", (), ()) == "it is not the config class of a transformers model"
+    why = why_object_refused(auto, "transformers.AutoConfig", (), ())
+    assert why == "it is not the config class of a transformers model"
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,6 @@ def test_of_transformers_the_configs_of_models_are_known() -> None:
 def test_the_object_is_what_its_name_stands_for(
     name: str, found: object, owners: tuple[object, ...], trusted: tuple[str, ...], why: str
 ) -> None:
-    said = why_not(found, name, trusted, owners)
+    said = why_object_refused(found, name, trusted, owners)
     assert said.startswith(why)
     assert bool(said) is bool(why)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dslpar.core.mesh import Tensor
-from dslpar.costs.family import flops_per_token, model_costs
+from dslpar.costs.any_model import flops_per_token, model_costs
 from dslpar.costs.model_costs import ModelCosts
 from dslpar.costs.transformers_costs import gpt_of
-from dslpar.layout.family import layout_of, pipeline_weights
+from dslpar.layout.family_interface import layout_of, pipeline_weights
 from dslpar.layout.stages import EvenWeights
 from dslpar.models.gpt.section import GPT
 from dslpar.models.moco.section import MoCo

@@ -12,7 +12,7 @@ from fractions import Fraction
 import pytest
 
 from dslpar.core.mesh import Tensor
-from dslpar.costs import family as costs
+from dslpar.costs import any_model as costs
 from dslpar.costs import layers, memory, traffic, work
 from dslpar.costs.collective_traffic import Traffic
 from dslpar.costs.layers import Layer, Linear

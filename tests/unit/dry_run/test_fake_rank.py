@@ -42,7 +42,7 @@ PROGRAM = """
 import sys
 import torch
 from tests.support.dry_runs import LLAMA, job_of
-from dslpar.dry_run.step import dry_run
+from dslpar.dry_run.dry_run import dry_run
 
 job = job_of("1d", "1f1b", form=LLAMA, more="activation_checkpoint = dict(interval=1)")
 first = dry_run(job, 3)

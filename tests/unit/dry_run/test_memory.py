@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dslpar.dry_run.step import dry_run
+from dslpar.dry_run.dry_run import dry_run
 from dslpar.forecast.activations import activations
 from dslpar.forecast.workload import workload_of
 from tests.support.dry_runs import LLAMA, MODES, job_of

@@ -10,8 +10,8 @@ import json
 import pytest
 
 from dslpar.cli import plan_dry_run
+from dslpar.dry_run.dry_run import dry_run
 from dslpar.dry_run.report import as_json, as_text
-from dslpar.dry_run.step import dry_run
 from dslpar.linter import check
 from tests.support.dry_run_mistakes import MISTAKES
 from tests.support.dry_runs import job_of

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from dslpar.costs.family import flops_per_token
+from dslpar.costs.any_model import flops_per_token
 from dslpar.costs.model_costs import ModelCosts
 from dslpar.dry_run.op_counter import OpCounter
 from dslpar.dry_run.trace import TraceError, Tracer

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dslpar.core.mesh import Tensor
-from dslpar.costs import family as costs
+from dslpar.costs import any_model as costs
 from dslpar.layers import placement
 from dslpar.layout import divisors
-from dslpar.layout.family import conditions
+from dslpar.layout.family_interface import conditions
 from dslpar.layout.modes import cuboid_of
 from dslpar.layout.nearest import nearest_attention, neighbours
 from dslpar.linter.rules.tensor import gathered_panels

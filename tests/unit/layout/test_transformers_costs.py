@@ -10,7 +10,7 @@ import torch
 
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
-from dslpar.layout.family import pipeline_weights
+from dslpar.layout.family_interface import pipeline_weights
 from dslpar.layout.stages import EvenWeights
 from dslpar.layout.transformers_costs import num_multiplied_weights, num_parameters, score_products
 from dslpar.schema.sections import OtherModel

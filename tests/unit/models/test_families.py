@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dslpar.layout.family import layout_of
+from dslpar.layout.family_interface import layout_of
 from dslpar.linter.registry import RULES
 from dslpar.models.gpt import section
 from dslpar.schema.families import FAMILIES

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dslpar.layout.family import conditions
+from dslpar.layout.family_interface import conditions
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.parity.shrink import (

@@ -27,7 +27,7 @@ from dslpar.watchdog.peers import HELD_BACK_S, SILENCE_S, Peer
 from dslpar.watchdog.rank_process import Settings
 from dslpar.watchdog.receiver import Receiver
 from dslpar.watchdog.status_page import TOO_LATE, Ending, StatusPage
-from dslpar.watchdog.verdicts import Failure
+from dslpar.watchdog.verdicts import EndReason
 from tests.support.guarded_ranks import WAITS, Ranks
 from tests.support.runs import ROOT
 from tests.support.stopwatch import Stopwatch
@@ -300,7 +300,7 @@ import os, resource, sys
 sys.path.insert(0, {root!r})
 limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, most))
-from dslpar.watchdog import messages, protocol, rank_monitor
+from dslpar.watchdog import guard_messages, protocol, rank_monitor
 from dslpar.watchdog.authentication import Key
 from dslpar.watchdog.marks import Rank
 monitor = rank_monitor.monitor_rank(Rank(0, 80, "host0", os.getpid()), os.environ)
@@ -309,7 +309,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 lines = []
 for rank in range(1, 80):
     key = Key(monitor.secret, "hub")
-    lines.append(protocol.connect("127.0.0.1", port, key, rank=rank, fields=messages.FROM_HUB, timeout_s=600))
+    lines.append(protocol.connect("127.0.0.1", port, key, rank=rank, fields=guard_messages.FROM_HUB, timeout_s=600))
     lines[-1].send(dict(who="rank %d" % rank, host="host0", at=["", "", 0]))
 for line in lines:
     line.socket.settimeout(600)
@@ -726,7 +726,7 @@ def test_what_is_told_meanwhile_stands(
 ) -> None:
     one = guard_of_an_aborted_rank(tmp_path, monkeypatch)
     one._notice_end()
-    one.handle(event, True if event is Event.JOB_ENDS else Failure(host_lost=True))
+    one.handle(event, True if event is Event.JOB_ENDS else EndReason(host_lost=True))
     assert one.state is State.GONE
     assert one.host_lost
     assert capfd.readouterr().err == ""

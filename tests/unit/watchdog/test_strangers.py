@@ -20,10 +20,10 @@ import psutil
 import pytest
 
 from dslpar.distributed.distributed_env import DistributedEnv
-from dslpar.watchdog import authentication, marks, messages, peers, protocol
+from dslpar.watchdog import authentication, guard_messages, marks, peers, protocol
 from dslpar.watchdog.authentication import STRANGER_BYTES, STRANGER_S, Key
-from dslpar.watchdog.first_failure import JobWatch
 from dslpar.watchdog.guard_server import Server
+from dslpar.watchdog.job_watch import JobWatch
 from dslpar.watchdog.protocol import Connection, Poller
 from dslpar.watchdog.receiver import Receiver
 from tests.support.guarded_ranks import WAITS, Ranks
@@ -86,7 +86,7 @@ def test_a_line_that_ended_jobs(tmp_path: Path) -> None:
         port, secret = hub_of(ranks)
         with contextlib.suppress(OSError), dial(port) as stranger:
             stranger.sendall(b"[" * 200_000 + b"\n")
-        guard = join(port, Key(secret, "hub"), 1, messages.FROM_HUB)
+        guard = join(port, Key(secret, "hub"), 1, guard_messages.FROM_HUB)
         guard.socket.settimeout(5)
         with contextlib.suppress(OSError):
             guard.socket.sendall(b"[" * 200_000 + b"\n")
@@ -106,7 +106,7 @@ def test_strangers_who_say_much_or_nothing_take_neither_time_nor_memory(tmp_path
                 with contextlib.suppress(OSError):
                     stranger.sendall(data)
         watch = Stopwatch()
-        join(port, Key(secret, "hub"), 1, messages.FROM_HUB).close()
+        join(port, Key(secret, "hub"), 1, guard_messages.FROM_HUB).close()
         assert watch.alone_s() < 1, "others are served meanwhile"
         unharmed(ranks)
 
@@ -166,12 +166,12 @@ def test_two_who_take_each_other_s_connection_are_not_silent() -> None:
 def server() -> Iterator[tuple[Server, list[Connection], list[str]]]:
     """Return a server for two ranks beside the hub, the joined connections, and the refusals."""
     poller, joined, refused, over = Poller(), list[Connection](), list[str](), threading.Event()
-    one = Server(poller, HUB, range(1, 3), messages.TO_HUB, joined.append, refused.append, loopback=True)
+    one = Server(poller, HUB, range(1, 3), guard_messages.TO_HUB, joined.append, refused.append, loopback=True)
 
     def serve() -> None:
         while not over.is_set():
             poller.poll(0.02)
-            one.expire()
+            one.maintain()
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -217,12 +217,12 @@ def test_of_strangers_the_oldest_makes_room(server: Served) -> None:
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(dial(server[0].port, number)) for number in range(100)]
         assert ends(crowd[0]).alone_s() < 1
-        join(server[0].port, HUB, 1, messages.FROM_HUB).close()
+        join(server[0].port, HUB, 1, guard_messages.FROM_HUB).close()
         assert len(server[0]._strangers) < 70
 
 
 def test_a_job_s_guard_is_let_in_and_has_one_connection(server: Served) -> None:
-    first, second = (join(server[0].port, HUB, 2, messages.FROM_HUB) for _ in range(2))
+    first, second = (join(server[0].port, HUB, 2, guard_messages.FROM_HUB) for _ in range(2))
     assert ends(first.socket).alone_s() < 1
     wait_until(lambda: [connection.rank for connection in server[1]] == [2, 2], "the server has not seen it")
     assert server[0].connections[2] is server[1][1]
@@ -237,7 +237,7 @@ def test_a_job_s_guard_is_let_in_and_has_one_connection(server: Served) -> None:
 )
 def test_who_does_not_belong_to_the_job_is_not_let_in(server: Served, key: Key, rank: int) -> None:
     args = ("127.0.0.1", server[0].port, key)
-    assert protocol.connect(*args, rank=rank, fields=messages.FROM_HUB, timeout_s=5) is None
+    assert protocol.connect(*args, rank=rank, fields=guard_messages.FROM_HUB, timeout_s=5) is None
     assert server[1] == []
 
 
@@ -271,7 +271,7 @@ class Wire:
 def test_what_was_overheard_is_worth_nothing(server: Served) -> None:
     """The secret is not in it, and neither side's proof is accepted a second time."""
     wire = Wire(server[0].port)
-    join(wire.port, HUB, 1, messages.FROM_HUB).close()
+    join(wire.port, HUB, 1, guard_messages.FROM_HUB).close()
     wait_until(lambda: server[1], "the server has not seen it")
     server[0].connections[1].close()
     wire.thread.join()
@@ -317,16 +317,16 @@ def test_a_guard_does_not_listen_to_a_server_that_is_none_of_the_job(name: str) 
         thread.start()
         watch = Stopwatch()
         args = ("127.0.0.1", false.getsockname()[1], HUB)
-        assert protocol.connect(*args, rank=1, fields=messages.FROM_HUB, timeout_s=0.5) is None
+        assert protocol.connect(*args, rank=1, fields=guard_messages.FROM_HUB, timeout_s=0.5) is None
         assert watch.alone_s() < 1.5
         thread.join()
 
 
 def test_a_message_goes_through_whole_whatever_it_holds(server: Served) -> None:
-    guard = join(server[0].port, HUB, 1, messages.FROM_HUB)
+    guard = join(server[0].port, HUB, 1, guard_messages.FROM_HUB)
     text = 'line\n"quoted" \\ \x1b \udce4 Ä 🜚' * 5000
-    guard.send({"stacks": messages.cut(text), "at": ["stage 0", "step", 3]})
-    found = list[messages.Message]()
+    guard.send({"stacks": guard_messages.cut(text), "at": ["stage 0", "step", 3]})
+    found = list[guard_messages.Message]()
 
     def receive() -> bool:
         guard.flush()
@@ -335,14 +335,14 @@ def test_a_message_goes_through_whole_whatever_it_holds(server: Served) -> None:
 
     wait_until(receive, "the server has not seen it")
     guard.close()
-    assert found[0]["stacks"] == messages.cut(text)
-    assert len(messages.cut(text)) == messages.MAX_TEXT < len(text)
+    assert found[0]["stacks"] == guard_messages.cut(text)
+    assert len(guard_messages.cut(text)) == guard_messages.MAX_TEXT < len(text)
 
 
 def test_the_longest_report_fits_into_a_message() -> None:
     for character in ("\x00", "🜚", "\\", "\udce4"):
-        report = marks.Report(marks.Rank(1, 2, "h", 3), "cause", 1.0, "e", messages.cut(character * 10**6), "at")
-        assert len(messages.encode({"mark": "1.error", "text": json.dumps(report)})) < messages.MAX_BYTES
+        report = marks.Report(marks.Rank(1, 2, "h", 3), "cause", 1.0, "e", guard_messages.cut(character * 10**6), "at")
+        assert len(guard_messages.encode({"mark": "1.error", "text": json.dumps(report)})) < guard_messages.MAX_BYTES
 
 
 # ---- the receiver ----
@@ -352,7 +352,7 @@ import pathlib, select, sys
 sys.path.insert(0, {root!r})
 from dslpar.watchdog.receiver import Receiver
 from dslpar.watchdog.guard_server import Server
-from dslpar.watchdog.first_failure import JobWatch
+from dslpar.watchdog.job_watch import JobWatch
 folder = pathlib.Path({folder!r})
 with Receiver(folder / "marks", range(3), ("127.0.0.1",), folder / "secret", loopback=True) as receiver:
     print(receiver._server.port, flush=True)
@@ -418,7 +418,7 @@ def test_marks_are_what_they_are_said_to_be(tmp_path: Path) -> None:
         def send(name: str, fields: object) -> None:
             poll = threading.Thread(target=lambda: [receiver.poll() or time.sleep(0.002) for _ in range(60)])
             poll.start()
-            guard = join(receiver._server.port, key, 0, messages.FROM_LAUNCH)
+            guard = join(receiver._server.port, key, 0, guard_messages.FROM_LAUNCH)
             guard.send({"mark": name, "text": fields if isinstance(fields, str) else json.dumps(fields)})
             poll.join()
             guard.close()
@@ -452,9 +452,14 @@ def test_a_watch_passes_over_what_is_no_mark(tmp_path: Path, capsys: pytest.Capt
 
 def test_no_hostile_line_is_a_message() -> None:
     """Parsing is total in both directions, and accepted messages have the right types."""
-    for fields in (messages.TO_HUB, messages.FROM_HUB, messages.TO_LAUNCH, messages.FROM_LAUNCH):
+    for fields in (
+        guard_messages.TO_HUB,
+        guard_messages.FROM_HUB,
+        guard_messages.TO_LAUNCH,
+        guard_messages.FROM_LAUNCH,
+    ):
         for line in hostile_lines(3_000, seed=1):
-            message = messages.decode(line.rstrip(b"\n"), fields)
+            message = guard_messages.decode(line.rstrip(b"\n"), fields)
             assert message is None or {"failed", "end", "show", "stuck", "stop", "bye"}.isdisjoint(message)
     for line in hostile_lines(3_000, seed=2):
         for kind in marks.KINDS[:-1]:

@@ -31,9 +31,9 @@ from fractions import Fraction
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.point_to_point import Boundary, Forms
 from dslpar.dry_run.consistency import disagreements, parameter_problems
-from dslpar.dry_run.end_of_step import end_of_step
 from dslpar.dry_run.fake_rank import fake_rank
 from dslpar.dry_run.messages import Message, replay
+from dslpar.dry_run.model_parallel_sums import record_model_parallel_sums
 from dslpar.dry_run.order import order_problems
 from dslpar.dry_run.problem import Check, Problem
 from dslpar.dry_run.rank_classes import Coord, StageClass, representatives, stage_classes
@@ -280,7 +280,7 @@ class _Dry:
                 self._compare_forms(
                     stage, "sends", runs[stage].outputs, sent, "the output of a run without repeated layers"
                 )
-            last = end_of_step(self.job, groups, self.specs, [run.module for run in runs.values()])
+            last = record_model_parallel_sums(self.job, groups, self.specs, [run.module for run in runs.values()])
             found = {pipe: self._replay(groups, orders)} if self.chunks.pipe > 1 else {}
         self.result.operations = _totals(order, runs, last)
         self.result.saved_bytes = sum(run.saved_bytes for run in runs.values())

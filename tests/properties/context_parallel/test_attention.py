@@ -11,7 +11,18 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import Attention, Rotary, initialize, normal, placement
 from dslpar.layers.parameter import gather
 from dslpar.layout.divisors import head_ranks
-from tests.properties.context.table import CASES, HEADS, HIDDEN, IMPLS, SAMPLE, SAMPLES, TOKENS, Case, cuboid, worlds
+from tests.properties.context_parallel.table import (
+    CASES,
+    HEADS,
+    HIDDEN,
+    IMPLS,
+    SAMPLE,
+    SAMPLES,
+    TOKENS,
+    Case,
+    cuboid,
+    worlds,
+)
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 

@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 import torch.distributed as dist
 
+from dslpar.dry_run.dry_run import dry_run
 from dslpar.dry_run.problem import Problem
 from dslpar.dry_run.stage import NoDryRunError
-from dslpar.dry_run.step import dry_run
 from dslpar.linter import check
 from tests.support.dry_run_mistakes import MISTAKES
 from tests.support.dry_runs import LLAMA, MODES, SCHEDULES, job_of

@@ -1,11 +1,11 @@
-"""Decision about a value that the config leaves out, with the reason that `dslpar config --explain` prints."""
+"""Value that the config leaves out, with the reason that `dslpar config --explain` prints."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
 
-class Decision(NamedTuple):
+class InferredValue(NamedTuple):
     """Value with its reason; a value that the config sets needs no reason."""
 
     value: Any

@@ -1,4 +1,4 @@
-"""Gradient reduction over replicas without ZeRO, one stage at a time, overlapped with the rank's other stages.
+"""Data-parallel gradient averaging without ZeRO, started per stage and overlapped with the rank's other stages.
 
     reduction = StageReduction(ds_engine, groups.axis("data"), late=())
     reduction.start(stage_parameters)      # their gradients are complete

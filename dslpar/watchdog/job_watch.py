@@ -1,12 +1,20 @@
-"""First failure: in `dslpar launch`, find the rank that failed first, from the ranks' marks (marks.py) and processes.
+"""Job watch: in `dslpar launch`, find the rank that failed first.
+
+A *mark* is a file in which a rank or its guard writes how the rank ended (marks.py). A *guard* is the process beside
+each rank that watches it (guard.py). `JobWatch` reads the marks, and watches the ranks' processes for ends without a
+mark.
 
     watch = JobWatch(folder)                # the folder that DSLPAR_REPORTS names, or that a Receiver fills
     watch.poll()                            # often, while the launcher runs: whether a rank has failed
     failure = watch.first_failure(None)     # at the end: the first, or None
 
-An abort (SIGABRT) is a weak failure: NCCL's watchdog aborts ranks that have lost a peer, so the abort may be the
-consequence of another failure. Any other cause goes first, and `poll` reports an abort only after guards have had time
-to find a better cause.
+There are three kinds of failures. If failures of several kinds are known, the earliest one of the first kind counts:
+
+1. A rank's own error, a guard's verdict on a rank, or the end of a process without a mark.
+2. An abort (SIGABRT), or a SIGKILL after another rank's abort (`Failure.weak`). NCCL's watchdog aborts ranks that have
+   lost a peer, and launchers kill the other ranks after an abort. So these may be consequences of another failure.
+   `poll` reports them only after guards have had time to find a better cause.
+3. A lost peer: a rank reports that it lost another rank. `poll` does not report these.
 """
 
 from __future__ import annotations
@@ -136,7 +144,7 @@ class JobWatch:
     def first_failure(self, launcher_signal: int | None, before_s: float = float("inf")) -> Failure | None:
         """Return the first failure; None if no rank failed.
 
-        Weak failures count only if there are no others, and consequences only if there are no causes.
+        Which one counts is in the module's docstring.
 
         `launcher_signal`: the signal in the launcher's exit status, for a rank whose own status is unknown. `before_s`:
         the time, since the epoch, of a signal to end the job. Later failures are consequences of that signal, and are
@@ -187,23 +195,24 @@ class JobWatch:
         return failures + [failure for who in others for failure in self._cause_of(who, launcher_signal)]
 
     def _cause_of(self, who: Rank, launcher_signal: int | None) -> Iterator[Failure]:
-        report, stack = self._report(who), marks.read(self.folder, f"{who.rank}.stack")
+        report, fatal_stack = self._report(who), marks.read(self.folder, f"{who.rank}.stack")
         if report is not None:
             if report.kind == "cause":
                 yield Failure(who, report.time_s, "failed first", trace=report.text, at=report.at)
         elif who.rank in self._gone:
-            time_s, status, after_abort = self._gone[who.rank]
+            end = self._gone[who.rank]
             page = self.folder / f"{who.rank}.board"
             at = StatusPage(page).progress().describe() if page.exists() else ""
-            left = {f"{who.rank}.ended", f"{who.rank}.stopped"} & self._marks.keys()
-            weak = who.world_size > 1 and not left
-            if weak and verdicts.is_abort(status, stack):
-                yield Failure(who, time_s, verdicts.describe_abort(stack), "", stack, signal.SIGABRT, at, weak)
-            elif verdicts.FATAL in stack:
-                yield Failure(who, time_s, "crashed first", trace=stack, at=at)
-            elif not stack and not left and status not in STOPS:  # STOPS: somebody has ended the rank on purpose
-                weak = weak and after_abort and verdicts.is_kill(status)
-                yield _silent_failure(Failure(who, time_s, "ended", at=at, weak=weak), status, launcher_signal)
+            in_order = bool({f"{who.rank}.ended", f"{who.rank}.stopped"} & self._marks.keys())
+            others_may_be_cause = who.world_size > 1 and not in_order
+            if others_may_be_cause and verdicts.is_abort(end.status, fatal_stack):
+                how = verdicts.describe_abort(fatal_stack)
+                yield Failure(who, end.time_s, how, trace=fatal_stack, signal=signal.SIGABRT, at=at, weak=True)
+            elif verdicts.FATAL in fatal_stack:
+                yield Failure(who, end.time_s, "crashed first", trace=fatal_stack, at=at)
+            elif not fatal_stack and not in_order and end.status not in STOPS:  # STOPS: ended on purpose, from outside
+                weak = others_may_be_cause and end.after_abort and verdicts.is_kill(end.status)
+                yield _silent_failure(Failure(who, end.time_s, "ended", at=at, weak=weak), end.status, launcher_signal)
 
     def _consequences(self) -> list[Failure]:
         reports = [mark for mark in self._marks.values() if isinstance(mark, Report) and mark.kind == "consequence"]

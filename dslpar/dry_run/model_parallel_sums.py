@@ -1,4 +1,4 @@
-"""Operations of a rank after the last backward: sums of gradients over tensor ranks and stages, and the mean loss.
+"""Sums of a rank after the last backward: of gradients over tensor ranks and over stages, and of the mean loss.
 
 DeepSpeed's own operations are left out: the reduction over replicas (and over the tensor axis d if ZeRO shards over
 it), gradient norms, and the optimizer's step.
@@ -22,7 +22,9 @@ from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayerSpec
 
 
-def end_of_step(job: Job, groups: Groups, specs: Sequence[LayerSpec], modules: Sequence[nn.Module]) -> list[Call]:
+def record_model_parallel_sums(
+    job: Job, groups: Groups, specs: Sequence[LayerSpec], modules: Sequence[nn.Module]
+) -> list[Call]:
     """Return the operations after the last backward; `modules` are the rank's stages after their backward."""
     with recording(groups) as calls:
         if job.mesh.pipe > 1:

@@ -7,8 +7,8 @@ from typing import Protocol, TypeVar, cast
 
 from dslpar.core.mesh import Tensor
 from dslpar.layout import listed_layers, transformers_sizes
-from dslpar.layout.decision import Decision
 from dslpar.layout.divisors import Condition, batch, sequence
+from dslpar.layout.inferred_value import InferredValue
 from dslpar.layout.stages import EvenWeights, Weights
 from dslpar.schema import families
 from dslpar.schema.sections import Model, OtherModel
@@ -36,7 +36,7 @@ class FamilyLayout(Protocol[Family]):
         """Return the class names of the layers, each once, in order; 'type:REGEX' matches them."""
         ...
 
-    def inferred(self, model: Family, field: str) -> Decision | None:
+    def inferred(self, model: Family, field: str) -> InferredValue | None:
         """Return the value of a field that was left out; None if it does not follow from other fields."""
         ...
 

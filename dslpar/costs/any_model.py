@@ -5,7 +5,7 @@ from __future__ import annotations
 from dslpar.core.mesh import Tensor
 from dslpar.costs import memory, traffic
 from dslpar.costs.collective_traffic import LayerTraffic, Number
-from dslpar.costs.family_costs import costs_of
+from dslpar.costs.family_interface import costs_of
 from dslpar.costs.flops import Flops
 from dslpar.costs.memory import LayerMemory
 from dslpar.costs.model_costs import CostsFunction, ModelCosts, function_of
