@@ -29,7 +29,7 @@ from dslpar.layers.attention import attend
 from dslpar.layers.context_attention import RingOptions, ring
 
 RANKS, TOKENS, HEADS, HEAD_DIM = 4, 8192, 4, 64
-CONTEXT = mesh.Tensor(d=RANKS, mode="sequence", split="sequence", zigzag=True)
+CONTEXT = mesh.TensorMesh(d=RANKS, mode="sequence", split="sequence", zigzag=True)
 ALONE_TOKENS = 1024
 STEPS = 2
 

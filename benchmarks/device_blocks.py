@@ -34,8 +34,8 @@ FORMS: Mapping[str, Form] = {
     "GPT": Form(),
     "Llama": Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), num_kv_heads=KV_HEADS, bias=False),
 }
-TENSORS: Mapping[str, mesh.Tensor] = {
-    "one process": mesh.Tensor(),
+TENSORS: Mapping[str, mesh.TensorMesh] = {
+    "one process": mesh.TensorMesh(),
     "1d": LAYOUTS["1d-2"],
     "1d, sequence": LAYOUTS["1d-sequence-2"],
     "1d, sequence, overlap": replace(LAYOUTS["1d-sequence-2"], comm_overlap=True),

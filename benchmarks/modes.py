@@ -41,27 +41,27 @@ from tests.support.traffic_counter import counting
 LAYERS, HIDDEN, HEADS, MICRO, SEQUENCE = 2, 256, 8, 8, 128
 WARM_UP, STEPS = 1, 5
 
-MODES: dict[int, dict[str, mesh.Tensor]] = {
+MODES: dict[int, dict[str, mesh.TensorMesh]] = {
     4: {
-        "1d": mesh.Tensor(y=4, mode="1d"),
-        "1d, sequence": mesh.Tensor(y=4, mode="1d", residual="sequence"),
-        "2d": mesh.Tensor(q=2, y=2, mode="2d", residual="hidden"),
-        "2.5d, depth 4": mesh.Tensor(d=4, mode="2.5d", residual="hidden"),
-        "cuboid 1x2x2": mesh.Tensor(y=2, z=2, mode="cuboid", residual="hidden", keep="none"),
-        "cuboid 2x1x2": mesh.Tensor(q=2, z=2, mode="cuboid", residual="hidden", keep="none"),
-        "sequence, ring": mesh.Tensor(d=4, mode="sequence", split="sequence"),
-        "sequence, ulysses": mesh.Tensor(d=4, mode="sequence", split="sequence", impl="ulysses"),
+        "1d": mesh.TensorMesh(y=4, mode="1d"),
+        "1d, sequence": mesh.TensorMesh(y=4, mode="1d", residual="sequence"),
+        "2d": mesh.TensorMesh(q=2, y=2, mode="2d", residual="hidden"),
+        "2.5d, depth 4": mesh.TensorMesh(d=4, mode="2.5d", residual="hidden"),
+        "cuboid 1x2x2": mesh.TensorMesh(y=2, z=2, mode="cuboid", residual="hidden", keep="none"),
+        "cuboid 2x1x2": mesh.TensorMesh(q=2, z=2, mode="cuboid", residual="hidden", keep="none"),
+        "sequence, ring": mesh.TensorMesh(d=4, mode="sequence", split="sequence"),
+        "sequence, ulysses": mesh.TensorMesh(d=4, mode="sequence", split="sequence", impl="ulysses"),
     },
     8: {
-        "1d": mesh.Tensor(y=8, mode="1d"),
-        "1d, sequence": mesh.Tensor(y=8, mode="1d", residual="sequence"),
-        "2.5d, depth 2": mesh.Tensor(d=2, q=2, y=2, mode="2.5d", residual="hidden"),
-        "3d": mesh.Tensor(q=2, y=2, z=2, mode="3d", residual="batch", inner="batch", keep="none"),
-        "3d, sequence, heads": mesh.Tensor(q=2, y=2, z=2, mode="3d", residual="sequence", keep="none"),
-        "cuboid 2x4x1": mesh.Tensor(q=2, y=4, mode="cuboid", residual="hidden", keep="none"),
-        "cuboid 2x2x2": mesh.Tensor(q=2, y=2, z=2, mode="cuboid", residual="hidden", keep="none"),
-        "sequence, ring": mesh.Tensor(d=8, mode="sequence", split="sequence"),
-        "sequence, ulysses": mesh.Tensor(d=8, mode="sequence", split="sequence", impl="ulysses"),
+        "1d": mesh.TensorMesh(y=8, mode="1d"),
+        "1d, sequence": mesh.TensorMesh(y=8, mode="1d", residual="sequence"),
+        "2.5d, depth 2": mesh.TensorMesh(d=2, q=2, y=2, mode="2.5d", residual="hidden"),
+        "3d": mesh.TensorMesh(q=2, y=2, z=2, mode="3d", residual="batch", inner="batch", keep="none"),
+        "3d, sequence, heads": mesh.TensorMesh(q=2, y=2, z=2, mode="3d", residual="sequence", keep="none"),
+        "cuboid 2x4x1": mesh.TensorMesh(q=2, y=4, mode="cuboid", residual="hidden", keep="none"),
+        "cuboid 2x2x2": mesh.TensorMesh(q=2, y=2, z=2, mode="cuboid", residual="hidden", keep="none"),
+        "sequence, ring": mesh.TensorMesh(d=8, mode="sequence", split="sequence"),
+        "sequence, ulysses": mesh.TensorMesh(d=8, mode="sequence", split="sequence", impl="ulysses"),
     },
 }
 HEADER = f"{'mode':22} {'cpu ms':>8} {'of 1d':>6} {'weights MB':>11} {'saved MB':>9} {'peak MB':>8} {'sent':>10}"
@@ -104,7 +104,7 @@ def lines(names: list[str], ranks: list[list[Cost]]) -> Iterator[str]:
 # A rank ---------------------------------------------------------------------------------------------------------
 
 
-def costs(modes: list[mesh.Tensor]) -> list[Cost]:
+def costs(modes: list[mesh.TensorMesh]) -> list[Cost]:
     """Return the cost of each mode on this rank. All are built first, and then step in turns."""
     sides = [Side(Groups(Mesh(tensor=tensor))) for tensor in modes]
     for side in sides:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.published_runs import model_of_row, nanotron_counts, nanotron_keep
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.costs.memory import Saved
 from dslpar.costs.model_costs import Costs, ModelCosts, function_of
 from dslpar.forecast.device import DEVICES, Device
@@ -87,7 +87,7 @@ def _run(row: Mapping[str, str]) -> Run:
     # the figure has no global batch: assume full pipelines
     count = int(row["gbs"]) // (data * micro_size) if row["gbs"] else 4 * pipe
     is_sharded = row["sp"] == "1" and size > 1
-    tensor = Tensor(
+    tensor = TensorMesh(
         y=size,
         mode="1d" if size > 1 else None,
         residual="sequence" if is_sharded else "replicated",

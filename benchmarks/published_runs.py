@@ -13,7 +13,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dslpar.core.mesh import Keep, Mesh, Tensor
+from dslpar.core.mesh import Keep, Mesh, TensorMesh
 from dslpar.forecast.device import Device, device_named
 from dslpar.forecast.links import Nodes
 from dslpar.forecast.workload import Habits, Recompute, Workload
@@ -123,7 +123,7 @@ def workload_of_row(row: Mapping[str, str]) -> Workload:
     sizes = {name: int(row[name] or 1) for name in ("dp", "tp", "pp", "vp", "mbs", "gbs", "seq", "zero")}
     pipe, chunks = sizes["pp"], Chunks(sizes["pp"], sizes["vp"] if sizes["pp"] > 1 else 1)
     sequence = row["sp"] == "1" and sizes["tp"] > 1
-    tensor = Tensor(
+    tensor = TensorMesh(
         y=sizes["tp"],
         mode="1d" if sizes["tp"] > 1 else None,
         residual="sequence" if sequence else "replicated",
@@ -247,7 +247,7 @@ def selective_recompute_runs() -> list[PublishedRun]:
         model = GPT(num_layers=layers, hidden_size=hidden, num_heads=heads, vocab_size=51200, max_seq_len=2048)
         chunks = Chunks(pipe, num)
         for step_s, selective in zip(seconds, (False, True), strict=True):
-            tensor = Tensor(y=8, mode="1d", residual="sequence" if selective else "replicated")
+            tensor = TensorMesh(y=8, mode="1d", residual="sequence" if selective else "replicated")
             workload = Workload(
                 model=model,
                 mesh=Mesh(pipe=pipe, tensor=tensor),

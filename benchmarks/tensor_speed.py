@@ -29,8 +29,8 @@ from dslpar.layers import Block, gather, initialize, placement, placement_of
 LAYERS, HEADS, MICRO, SEQUENCE = 4, 4, 4, 64
 STEPS = 3
 """Steps per turn."""
-PLAIN = mesh.Tensor(y=others.WORLD, mode="1d")
-IN_PIECES = mesh.Tensor(y=others.WORLD, mode="1d", residual="sequence")
+PLAIN = mesh.TensorMesh(y=others.WORLD, mode="1d")
+IN_PIECES = mesh.TensorMesh(y=others.WORLD, mode="1d", residual="sequence")
 
 Step = Callable[[], float]
 
@@ -43,10 +43,10 @@ def ratios() -> Iterator[Ratio]:
         yield compare(f"{name}, hidden {hidden}", hidden, tensor, theirs, target)
 
 
-Build = Callable[[int, mesh.Tensor], Step]
+Build = Callable[[int, mesh.TensorMesh], Step]
 
 
-def compare(name: str, hidden: int, tensor: mesh.Tensor, theirs: Build, target: float) -> Ratio:
+def compare(name: str, hidden: int, tensor: mesh.TensorMesh, theirs: Build, target: float) -> Ratio:
     """Return the CPU time ratio of a step, after checking that both take the same steps."""
     with side(partial(check_same, hidden, tensor, theirs), others.WORLD):
         pass
@@ -55,7 +55,7 @@ def compare(name: str, hidden: int, tensor: mesh.Tensor, theirs: Build, target: 
         return ratio(name, [cpu for (cpu,) in in_turns(ours, reference)], target)
 
 
-def check_same(hidden: int, tensor: mesh.Tensor, theirs: Build) -> Step:
+def check_same(hidden: int, tensor: mesh.TensorMesh, theirs: Build) -> Step:
     """Return a step that checks the losses of three steps; fp32 sums in other orders differ by some 1e-7."""
     losses = [[step() for _ in range(3)] for step in (of_ours(hidden, tensor), theirs(hidden, tensor))]
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-5, atol=0)
@@ -66,24 +66,24 @@ def check_same(hidden: int, tensor: mesh.Tensor, theirs: Build) -> Step:
 # The sides ------------------------------------------------------------------------------------------------------
 
 
-def of_ours(hidden: int, tensor: mesh.Tensor) -> Step:
+def of_ours(hidden: int, tensor: mesh.TensorMesh) -> Step:
     """Build the step with dslpar.layers."""
     groups = Groups(Mesh(tensor=tensor))
     return training(blocks(groups, hidden), tensor)
 
 
-def of_dtensor(hidden: int, tensor: mesh.Tensor) -> Step:
+def of_dtensor(hidden: int, tensor: mesh.TensorMesh) -> Step:
     """Build the step with torch.distributed.tensor.parallel and separate projections."""
     model = nn.Sequential(*(others.apart(block) for block in plain(hidden)))
     return training(others.over_dtensor(model, sequence=tensor.residual == "sequence"), tensor)
 
 
-def of_dtensor_fused(hidden: int, tensor: mesh.Tensor) -> Step:
+def of_dtensor_fused(hidden: int, tensor: mesh.TensorMesh) -> Step:
     """Build the same with one projection."""
     return training(others.over_dtensor(nn.Sequential(*plain(hidden)), sequence=tensor.residual == "sequence"), tensor)
 
 
-def by_hand(hidden: int, tensor: mesh.Tensor) -> Step:
+def by_hand(hidden: int, tensor: mesh.TensorMesh) -> Step:
     """Build the step with Megatron-LM's f and g."""
     model = nn.Sequential(*(others.by_hand(block, dist.get_rank()) for block in plain(hidden)))
     return training(model, tensor)
@@ -127,7 +127,7 @@ def _whole(p: nn.Parameter, groups: Groups) -> Tensor:
     return gather(p, at, groups)
 
 
-def training(model: nn.Module, tensor: mesh.Tensor) -> Step:
+def training(model: nn.Module, tensor: mesh.TensorMesh) -> Step:
     """Return steps of SGD towards a fixed target, on this rank's shard of one micro-batch; each returns its loss."""
     hidden = next(model.parameters()).shape[-1]
     coord = Mesh(tensor=tensor).coord(dist.get_rank())

@@ -84,7 +84,7 @@ class Layer(NamedTuple):
     """A measured layer, and its formula."""
 
     build: Callable[[Groups], nn.Module]
-    formula: Callable[[mesh.Tensor], LayerTraffic]
+    formula: Callable[[mesh.TensorMesh], LayerTraffic]
     linears: tuple[tuple[int, int], ...]
     """(in, out) features of the products, alternately inward and outward."""
 
@@ -130,7 +130,7 @@ def main() -> int:
 class Row(NamedTuple):
     """One line of the table."""
 
-    tensor: mesh.Tensor
+    tensor: mesh.TensorMesh
     layer: str
     measured: list[Traffic]
     """Traffic by rank."""
@@ -152,7 +152,7 @@ class Row(NamedTuple):
         return f"| {' | '.join(map(str, (*cells, f'{float(said):,.0f}', *told)))} |{'' if self.right else ' WRONG'}"
 
 
-def rows_of(world: int, tensors: list[mesh.Tensor]) -> Iterator[Row]:
+def rows_of(world: int, tensors: list[mesh.TensorMesh]) -> Iterator[Row]:
     """Yield every layer in every cuboid of a world."""
     ranks = on_ranks(world, partial(sent_by_all, tensors))
     for index, tensor in enumerate(tensors):
@@ -160,7 +160,7 @@ def rows_of(world: int, tensors: list[mesh.Tensor]) -> Iterator[Row]:
             yield Row(tensor, name, [rank[index][name] for rank in ranks])
 
 
-def sent_by_all(tensors: list[mesh.Tensor]) -> list[dict[str, Traffic]]:
+def sent_by_all(tensors: list[mesh.TensorMesh]) -> list[dict[str, Traffic]]:
     """Return this rank's traffic by cuboid and layer."""
     found = []
     for _, alike in groupby(tensors, lambda tensor: replace(tensor, keep="x")):
@@ -171,7 +171,7 @@ def sent_by_all(tensors: list[mesh.Tensor]) -> list[dict[str, Traffic]]:
     return found
 
 
-def _groups_of(tensor: mesh.Tensor, made: Groups | None) -> Groups:
+def _groups_of(tensor: mesh.TensorMesh, made: Groups | None) -> Groups:
     groups = copy.copy(made) if made else Groups(Mesh(tensor=tensor))
     groups.mesh = Mesh(tensor=tensor)
     return groups
@@ -191,7 +191,7 @@ def _asked(world: int, mode: dict[str, Any]) -> sections.TensorParallel:
     return sections.TensorParallel(size=world, **mode)
 
 
-def _keeps(tensor: mesh.Tensor) -> list[mesh.Tensor]:
+def _keeps(tensor: mesh.TensorMesh) -> list[mesh.TensorMesh]:
     """Return the layouts with every `keep` that changes the traffic, or the mode's own alone."""
     kept = [replace(tensor, keep=keep) for keep in KEEPS]
     sent = {LAYERS["block"].formula(each).both for each in kept}
@@ -201,7 +201,7 @@ def _keeps(tensor: mesh.Tensor) -> list[mesh.Tensor]:
 # The papers' counts -----------------------------------------------------------------------------------------------
 
 
-def papers_count(tensor: mesh.Tensor, linears: tuple[tuple[int, int], ...]) -> Fraction | None:
+def papers_count(tensor: mesh.TensorMesh, linears: tuple[tuple[int, int], ...]) -> Fraction | None:
     """Return the linear layers' traffic by the scheme of the mode's paper, or None if it has none."""
     count = _SCHEMES.get(tensor.mode or "")
     if count is None:
@@ -209,18 +209,18 @@ def papers_count(tensor: mesh.Tensor, linears: tuple[tuple[int, int], ...]) -> F
     return sum((count(tensor, *features, number % 2 == 0) for number, features in enumerate(linears)), Fraction())
 
 
-def _megatron(tensor: mesh.Tensor, k: int, n: int, inward: bool) -> Fraction:
+def _megatron(tensor: mesh.TensorMesh, k: int, n: int, inward: bool) -> Fraction:
     """Return one all-reduce: in the backward of the input, or in the forward of the output."""
     return 2 * _f(tensor.y) * TOKENS * (k if inward else n)
 
 
-def _summa(tensor: mesh.Tensor, k: int, n: int, inward: bool) -> Fraction:
+def _summa(tensor: mesh.TensorMesh, k: int, n: int, inward: bool) -> Fraction:
     q, d = tensor.q, tensor.d
     panels = Fraction(TOKENS * k, d) + k * n
     return 3 * Fraction(q - 1, q * q) * panels + 2 * _f(d) * Fraction(k * n, q * q)
 
 
-def _cube(tensor: mesh.Tensor, k: int, n: int, inward: bool) -> Fraction:
+def _cube(tensor: mesh.TensorMesh, k: int, n: int, inward: bool) -> Fraction:
     q = tensor.q
     return 2 * _f(q) * Fraction(TOKENS * k + k * n + TOKENS * n, q * q)
 
@@ -241,7 +241,7 @@ LAYERS_OF_STACK = 4
 def ratios() -> Iterator[Ratio]:
     """Yield dslpar's count over AutoTP's for the same stack on two ranks: counts have no spread."""
     ours, theirs = on_ranks(2, sent_by_our_stack), on_ranks(2, sent_by_autotp)
-    said = costs.layer_traffic(LLAMA, mesh.Tensor(y=2, mode="1d"), TOKENS).total * LAYERS_OF_STACK
+    said = costs.layer_traffic(LLAMA, mesh.TensorMesh(y=2, mode="1d"), TOKENS).total * LAYERS_OF_STACK
     assert ours == [said] * 2, f"ours sent {ours}, and the formula says {said}"
     assert theirs[0] == theirs[1] > 0, f"AutoTP's ranks sent {theirs}"
     found = float(ours[0] / theirs[0])
@@ -257,7 +257,7 @@ def sent_by_our_stack() -> Number:
             *(Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN, form=form) for _ in range(LAYERS_OF_STACK))
         )
 
-    return sent_by(Groups(Mesh(tensor=mesh.Tensor(y=2, mode="1d"))), stack).total
+    return sent_by(Groups(Mesh(tensor=mesh.TensorMesh(y=2, mode="1d"))), stack).total
 
 
 def sent_by_autotp() -> Number:
@@ -284,7 +284,7 @@ def sent_by_autotp() -> Number:
             },
         },
     )
-    groups = Groups(Mesh(tensor=mesh.Tensor(y=2, mode="1d")))
+    groups = Groups(Mesh(tensor=mesh.TensorMesh(y=2, mode="1d")))
     x = torch.randn(BATCH, SEQUENCE, HIDDEN, requires_grad=True)
     engine.backward(engine(x).sum())
     with counting(groups) as sent:

@@ -144,7 +144,7 @@ def ours(name: str, folder: str) -> Step:
     from dslpar.policies.model import HuggingFaceModel
 
     world = torch.distributed.get_world_size()
-    groups = Groups(Mesh(tensor=mesh.Tensor(y=world, mode="1d") if world > 1 else mesh.Tensor()))
+    groups = Groups(Mesh(tensor=mesh.TensorMesh(y=world, mode="1d") if world > 1 else mesh.TensorMesh()))
     model = HuggingFaceModel(getattr(transformers, name), pretrained=folder)
     module, loss = build_module(model, groups, seed=1), model.loss(groups)
     return training(module, lambda ids, labels: loss(module(ids), labels))

@@ -5,7 +5,7 @@ sizes, and activations as a rank stores them. They are torch modules and functio
 communicate with the other ranks, and leave complete gradients on each parameter. docs/architecture.md has the theory
 and the tables of cuts per axis; README.md lists the layers.
 
-    groups = Groups(Mesh(tensor=Tensor(y=2, mode="1d")))
+    groups = Groups(Mesh(tensor=TensorMesh(y=2, mode="1d")))
     up = Linear(groups, 256, 1024, role="inward")      # residual -> inner features
     down = Linear(groups, 1024, 256, role="outward")   # inner features -> residual
     initialize(up, groups, seed=1234, prefix="up.")

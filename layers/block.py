@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.core.mesh import TensorMesh as Cuboid
 from dslpar.distributed.groups import Groups
 from dslpar.layers.attention import Attention
 from dslpar.layers.dropout import Dropout

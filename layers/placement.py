@@ -32,7 +32,7 @@ import torch
 
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
-from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor
+from dslpar.core.mesh import TENSOR_AXES, Mesh, TensorMesh
 from dslpar.layout.divisors import vocabulary
 from dslpar.layout.nearest import multiples
 from dslpar.layout.sharding import INWARD_WEIGHT, OUTWARD_WEIGHT, ring_of
@@ -45,7 +45,7 @@ from dslpar.layout.sharding import stored_runs as stored_runs
 from dslpar.layout.token_order import Run, stored_order
 
 
-def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> torch.Tensor:
+def take(full: torch.Tensor, dim: int, tensor: TensorMesh, coord: Mapping[str, int], letters: Letters) -> torch.Tensor:
     """Return the piece of `full` along `dim`, cut over the axes `letters`, for the rank at `coord`, as a view."""
     index, count = piece(tensor, coord, letters)
     assert full.shape[dim] % count == 0, f"dim {dim} of {tuple(full.shape)} in {count} pieces (over {letters})"
@@ -54,7 +54,7 @@ def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int],
 
 
 def take_tokens(
-    full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int], letters: Letters
+    full: torch.Tensor, dim: int, tensor: TensorMesh, coord: Mapping[str, int], letters: Letters
 ) -> torch.Tensor:
     """Return the tokens that the rank at `coord` stores; `full` has whole sequences along `dim`, cut over `letters`."""
     if ring_of(tensor, letters) == 1:
@@ -62,13 +62,13 @@ def take_tokens(
     return _select(full, dim, stored_runs(tensor, coord, letters, full.shape[dim]))
 
 
-def to_stored_order(full: torch.Tensor, dim: int, tensor: Tensor, letters: Letters) -> torch.Tensor:
+def to_stored_order(full: torch.Tensor, dim: int, tensor: TensorMesh, letters: Letters) -> torch.Tensor:
     """Reorder the tokens of whole sequences along `dim` to the order in which the ranks store them, rank by rank."""
     ring = ring_of(tensor, letters)
     return full if ring == 1 else _select(full, dim, stored_order(full.shape[dim], ring))
 
 
-def from_stored_order(stored: torch.Tensor, dim: int, tensor: Tensor, letters: Letters) -> torch.Tensor:
+def from_stored_order(stored: torch.Tensor, dim: int, tensor: TensorMesh, letters: Letters) -> torch.Tensor:
     """Reorder the tokens of whole sequences along `dim` to sequence order: the inverse of `to_stored_order`."""
     ring = ring_of(tensor, letters)
     if ring == 1:
@@ -91,7 +91,7 @@ class Placement:
     process starts, `check` for other models.
     """
 
-    tensor: Tensor
+    tensor: TensorMesh
     shape: tuple[int, ...]
     """Full shape without padding. The tensor is drawn, exported and compared in this shape."""
     cuts: tuple[Letters, ...]
@@ -201,18 +201,18 @@ def _does_not_divide(length: int, count: int, mode: str | None) -> Finding:
     )
 
 
-def inward_weight(tensor: Tensor, out_features: int | Sequence[int], in_features: int) -> Placement:
+def inward_weight(tensor: TensorMesh, out_features: int | Sequence[int], in_features: int) -> Placement:
     """Place the weight (F, H) of a linear from the residual to inner features, or to blocks of them."""
     length, blocks = _blocks(out_features)
     return Placement(tensor, (length, in_features), INWARD_WEIGHT, blocks=blocks, summed_by_product=True)
 
 
-def outward_weight(tensor: Tensor, out_features: int, in_features: int) -> Placement:
+def outward_weight(tensor: TensorMesh, out_features: int, in_features: int) -> Placement:
     """Place the weight (H, F) of a linear from inner features to the residual."""
     return Placement(tensor, (out_features, in_features), OUTWARD_WEIGHT, summed_by_product=True)
 
 
-def table(tensor: Tensor, vocab_size: int, hidden_size: int) -> Placement:
+def table(tensor: TensorMesh, vocab_size: int, hidden_size: int) -> Placement:
     """Place the token table or the head (V, H), which is an inward weight with padded rows."""
     padded = vocabulary(vocab_size, tensor).value
     rows = padded if padded != vocab_size else None
@@ -220,13 +220,13 @@ def table(tensor: Tensor, vocab_size: int, hidden_size: int) -> Placement:
     return Placement(tensor, shape, INWARD_WEIGHT, padded_rows=rows, summed_by_product=True)
 
 
-def inner_vector(tensor: Tensor, features: int | Sequence[int]) -> Placement:
+def inner_vector(tensor: TensorMesh, features: int | Sequence[int]) -> Placement:
     """Place a vector (F,) that is added to inner activations, or to blocks of them."""
     cuts, (length, blocks) = inner_cuts(tensor), _blocks(features)
     return Placement(tensor, (length,), (cuts.features,), partial=cuts.tokens, blocks=blocks)
 
 
-def logit_vector(tensor: Tensor, vocab_size: int) -> Placement:
+def logit_vector(tensor: TensorMesh, vocab_size: int) -> Placement:
     """Place a vector (V,) that is added to the padded logits."""
     cuts, padded = inner_cuts(tensor), vocabulary(vocab_size, tensor).value
     rows = padded if padded != vocab_size else None
@@ -238,27 +238,27 @@ def _blocks(features: int | Sequence[int]) -> tuple[int, tuple[int, ...]]:
     return (features, ()) if isinstance(features, int) else (sum(features), tuple(features))
 
 
-def residual_vector(tensor: Tensor, length: int) -> Placement:
+def residual_vector(tensor: TensorMesh, length: int) -> Placement:
     """Place a vector (H,) that is added to the stored residual, or multiplied with it."""
     cuts = residual_cuts(tensor)
     return Placement(tensor, (length,), (cuts.features,), partial=cuts.tokens)
 
 
-def position_table(tensor: Tensor, num_positions: int, hidden_size: int) -> Placement:
+def position_table(tensor: TensorMesh, num_positions: int, hidden_size: int) -> Placement:
     """Place a table (S, H) of positions. Its rows are never cut, and each rank slices those of its tokens."""
     cuts = residual_cuts(tensor)
     return Placement(tensor, (num_positions, hidden_size), ((), cuts.features), partial=cuts.tokens)
 
 
-def residual(tensor: Tensor, *shape: int) -> Placement:
+def residual(tensor: TensorMesh, *shape: int) -> Placement:
     """Place the residual stream [batch, sequence, hidden], or [tokens, hidden]."""
     return _activation(tensor, shape, residual_cuts(tensor))
 
 
-def inner(tensor: Tensor, *shape: int) -> Placement:
+def inner(tensor: TensorMesh, *shape: int) -> Placement:
     """Place an inner activation [batch, sequence, features], or [tokens, features]."""
     return _activation(tensor, shape, inner_cuts(tensor))
 
 
-def _activation(tensor: Tensor, shape: tuple[int, ...], cuts: ActivationSharding) -> Placement:
+def _activation(tensor: TensorMesh, shape: tuple[int, ...], cuts: ActivationSharding) -> Placement:
     return Placement(tensor, shape, cuts.of(len(shape)), sequence_dim=1 if len(shape) == len(cuts) else None)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dslpar.core.catalog import raise_finding
-from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.core.mesh import TensorMesh as Cuboid
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter

@@ -21,7 +21,7 @@ from typing import Any
 
 from dslpar.checkpoint.folder import FORMAT, Checkpoint
 from dslpar.checkpoint.resume_policy import REFUSED, resume_class
-from dslpar.core.mesh import STANDARD_ORDER, Tensor
+from dslpar.core.mesh import STANDARD_ORDER, TensorMesh
 from dslpar.language import yaml_io
 from dslpar.layout.resolve import Job, offloads
 from dslpar.layout.transformers_data_types import mismatch
@@ -73,14 +73,14 @@ def layout_of(job: Job) -> Plain:
 
 
 _NOT_IN_A_LAYOUT = ("keep", "comm_overlap", "symmetric_memory", "zero_over_d")
-"""Fields of `mesh.Tensor` that change no piece of a tensor on any rank, or that follow from other settings."""
+"""Fields of `mesh.TensorMesh` that change no piece of a tensor on any rank, or that follow from other settings."""
 
 
 def same_layout(checkpoint: Checkpoint, job: Job) -> bool:
     """Return whether the saved layout equals the layout of `job`: the engine's job, with its partition into stages."""
     saved, own = checkpoint.manifest["layout"], layout_of(job)
     # Fields that the dslpar version of the checkpoint did not have get their defaults.
-    tensor = {name: value for name, value in _fields(Tensor()).items() if name in own["tensor"]} | saved["tensor"]
+    tensor = {name: value for name, value in _fields(TensorMesh()).items() if name in own["tensor"]} | saved["tensor"]
     return bool(saved | {"num_chunks": num_chunks_of(saved), "tensor": tensor} == own)
 
 

@@ -54,7 +54,7 @@ def restore_buffers(module: nn.Module, coord: Mapping[str, int], checkpoint: Che
 
 def source_ranks(layout: Mapping[str, Any], coord: Mapping[str, int]) -> Iterable[int]:
     """Return one saved rank per saved pipeline rank: at `coord` on the other axes, or at 0 if an axis was shorter."""
-    cuboid = mesh.Tensor(**{axis: layout["tensor"][axis] for axis in mesh.TENSOR_AXES})
+    cuboid = mesh.TensorMesh(**{axis: layout["tensor"][axis] for axis in mesh.TENSOR_AXES})
     saved = mesh.Mesh(pipe=layout["pipe"], data=layout["data"], tensor=cuboid, order=tuple(layout["order"]))
     source = {axis: coord[axis] if coord[axis] < size else 0 for axis, size in saved.sizes.items()}
     return (saved.rank(source | {"pipe": pipe_rank}) for pipe_rank in range(saved.pipe))

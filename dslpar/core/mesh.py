@@ -9,7 +9,7 @@ as in DeepSpeed's PipeModelDataParallelTopology and LiBai's documentation. Two n
 for d q y z, and `x` for d q. Every group is a slice of one reshaped range of ranks, as in picotron and torch's
 DeviceMesh. Slices are computed one at a time, so a mesh of a million ranks costs nothing.
 
-    >>> mesh = Mesh(pipe=2, data=2, tensor=Tensor(y=2, mode="1d"))
+    >>> mesh = Mesh(pipe=2, data=2, tensor=TensorMesh(y=2, mode="1d"))
     >>> list(mesh.groups("tensor"))
     [(0, 1), (2, 3), (4, 5), (6, 7)]
     >>> mesh.peers(5, "pipe")
@@ -19,6 +19,7 @@ DeviceMesh. Slices are computed one at a time, so a mesh of a million ranks cost
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,8 +44,8 @@ _COMPOUND = {"tensor": TENSOR_AXES, "x": ("d", "q")}
 
 @keeping_hash
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Tensor:
-    """Cuboid of one tensor group, and the sharding of activations on it. x = d * q, and d is the slower axis."""
+class TensorMesh:
+    """Mesh of one tensor group, a cuboid, and the sharding of activations on it. x = d * q; d is the slower axis."""
 
     d: int = 1
     """Splits tokens: samples or each sequence, depending on `split`. Weights are replicated over d."""
@@ -135,7 +136,7 @@ class Mesh:
     """Number of ranks per pipeline, each with one stage or several chunks of the model (`dslpar.layout.chunks`)."""
     data: int = 1
     """Number of data-parallel replicas."""
-    tensor: Tensor = field(default_factory=Tensor)
+    tensor: TensorMesh = field(default_factory=TensorMesh)
     """The cuboid of each tensor group."""
     order: tuple[str, str, str] = STANDARD_ORDER
     """Axes from slow to fast."""
@@ -219,3 +220,11 @@ class Mesh:
 def expand(names: tuple[str, ...]) -> tuple[str, ...]:
     """Expand `tensor` and `x` in axis names; each axis is returned once."""
     return tuple(dict.fromkeys(axis for name in names for axis in _COMPOUND.get(name, (name,))))
+
+
+def __getattr__(name: str) -> type[TensorMesh]:
+    """Return TensorMesh under its old name, `Tensor`, which programs may import."""
+    if name != "Tensor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("dslpar.core.mesh.Tensor is now called TensorMesh", DeprecationWarning, stacklevel=2)
+    return TensorMesh

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.costs.collective_traffic import Number, ratio
 from dslpar.layout.divisors import ranks
 from dslpar.layout.sharding import Letters
@@ -63,7 +63,7 @@ class Matrix(NamedTuple):
 
 
 def matrices(
-    tensor: Tensor, in_features: int, adapters: Sequence[Adapter], role: Role
+    tensor: TensorMesh, in_features: int, adapters: Sequence[Adapter], role: Role
 ) -> Iterator[tuple[Matrix, Matrix]]:
     """Yield a rank's shards of A and B for each adapter of a linear."""
     inputs, outputs = ("z", "y") if role == "inward" else ("y", "z")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.costs import memory, traffic
 from dslpar.costs.collective_traffic import LayerTraffic, Number
 from dslpar.costs.family_interface import costs_of
@@ -12,17 +12,17 @@ from dslpar.costs.model_costs import CostsFunction, ModelCosts, function_of
 from dslpar.schema.sections import Model, OtherModel
 
 
-def layer_traffic(model: Model, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def layer_traffic(model: Model, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Return a rank's traffic for one layer of the pipeline's partition and a micro-batch of `tokens`."""
     return traffic.total(costs_of(model).layers(model, model.longest_sample).layer, tensor, tokens)
 
 
-def layer_memory(model: Model, tensor: Tensor, tokens: Number) -> LayerMemory:
+def layer_memory(model: Model, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Return a rank's memory for one layer of the pipeline's partition."""
     return memory.total(costs_of(model).layers(model, model.longest_sample).layer, tensor, tokens)
 
 
-def model_traffic(model: Model, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def model_traffic(model: Model, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Return a rank's traffic for the whole model and its loss, all on one stage."""
     layers = costs_of(model).layers(model, model.longest_sample)
     first, layer, last = (traffic.total(each, tensor, tokens) for each in (layers.first, layers.layer, layers.last))
@@ -43,7 +43,7 @@ def costs_function(model: Model | OtherModel, seq_len: int) -> CostsFunction | N
     return transformers_costs.costs_function(model.transformers, seq_len, model.lora)
 
 
-def model_costs(model: Model | OtherModel, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts | None:
+def model_costs(model: Model | OtherModel, cuboid: TensorMesh, tokens: Number, seq_len: int) -> ModelCosts | None:
     """Return the costs of a model's parts on a rank for a micro-batch; None if unknown before the model is built."""
     costs = costs_function(model, seq_len)
     return None if costs is None else costs(cuboid, tokens)

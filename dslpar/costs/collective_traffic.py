@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dslpar.core.mesh import TENSOR_AXES, Tensor
+from dslpar.core.mesh import TENSOR_AXES, TensorMesh
 from dslpar.layout.divisors import ranks
 from dslpar.layout.sharding import Letters
 
@@ -144,27 +144,27 @@ class LayerTraffic(NamedTuple):
 # Collectives ------------------------------------------------------------------------------------------------------
 
 
-def all_gather(tensor: Tensor, letters: Letters, whole: Number) -> Traffic:
+def all_gather(tensor: TensorMesh, letters: Letters, whole: Number) -> Traffic:
     """Count an all-gather whose result has `whole` elements."""
     return _ring("all_gather", tensor, letters, whole)
 
 
-def reduce_scatter(tensor: Tensor, letters: Letters, whole: Number) -> Traffic:
+def reduce_scatter(tensor: TensorMesh, letters: Letters, whole: Number) -> Traffic:
     """Count a reduce-scatter of `whole` elements per rank."""
     return _ring("reduce_scatter", tensor, letters, whole)
 
 
-def all_reduce(tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
+def all_reduce(tensor: TensorMesh, letters: Letters, elements: Number) -> Traffic:
     """Count an all-reduce of `elements` per rank: a reduce-scatter and an all-gather."""
     return _ring("all_reduce", tensor, letters, 2 * elements)
 
 
-def all_to_all(tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
+def all_to_all(tensor: TensorMesh, letters: Letters, elements: Number) -> Traffic:
     """Count an all-to-all of `elements` per rank, of which each rank receives an equal part."""
     return _ring("all_to_all", tensor, letters, elements)
 
 
-def _ring(collective: str, tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
+def _ring(collective: str, tensor: TensorMesh, letters: Letters, elements: Number) -> Traffic:
     size = ranks(tensor, letters)
     if size == 1:
         return NOTHING

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.costs.adapters import Adapter, AdapterSizes, Role
 from dslpar.costs.collective_traffic import Number
 
@@ -270,11 +270,11 @@ def mlp(
     )
 
 
-Forms: TypeAlias = Mapping[type[Layer], Callable[[Any, Tensor, Number], Cost]]
+Forms: TypeAlias = Mapping[type[Layer], Callable[[Any, TensorMesh, Number], Cost]]
 """The closed form of each kind of layer: a function of the layer, the tensor group, and tokens of a micro-batch."""
 
 
-def walk(forms: Forms[Cost], layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> list[Cost]:
+def walk(forms: Forms[Cost], layers: Iterable[Layer], tensor: TensorMesh, tokens: Number) -> list[Cost]:
     """Return the cost of each layer on one rank of a tensor group."""
     return [forms[type(layer)](layer, tensor, tokens) for layer in layers]
 

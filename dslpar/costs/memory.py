@@ -1,7 +1,7 @@
 """Memory of each layer in closed form: elements that a rank stores of its weights, and saves for the backward.
 
-    >>> from dslpar.core.mesh import Tensor
-    >>> held = total([sizes.Linear(16, 48, "inward")], Tensor(q=2, y=2, residual="hidden"), tokens=64)
+    >>> from dslpar.core.mesh import TensorMesh
+    >>> held = total([sizes.Linear(16, 48, "inward")], TensorMesh(q=2, y=2, residual="hidden"), tokens=64)
     >>> int(held.weights), int(held.saved.elements)
     (216, 512)
 
@@ -15,7 +15,7 @@ group, with x = d * q. docs/architecture.md, "The cuboid", defines these axes an
   elements in an inward linear and M K / (x y) in an outward one. The weight's panel has K N / (y z).
 
 A linear saves its input and, if q > 1, may save its gathered weight. If q = 1, the weight is the parameter itself and
-costs nothing more. The setting `keep` (`dslpar.core.mesh.Tensor`) selects what a linear saves:
+costs nothing more. The setting `keep` (`dslpar.core.mesh.TensorMesh`) selects what a linear saves:
 
 =======  ===========  ======
 keep     input        weight
@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.costs import layers as sizes
 from dslpar.costs.adapters import Role, matrices
 from dslpar.costs.cached_sharding import inner_cuts, residual_cuts
@@ -81,12 +81,12 @@ class LayerMemory(NamedTuple):
         )
 
 
-def total(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> LayerMemory:
+def total(layers: Iterable[Layer], tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Return the memory of all `layers`."""
     return sum(walk(FORMS, layers, tensor, tokens), LayerMemory())
 
 
-def linear(layer: sizes.Linear, tensor: Tensor, tokens: Number) -> LayerMemory:
+def linear(layer: sizes.Linear, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count a linear layer: its weight, bias and saved input.
 
     With empty `adapters` no gradient needs the input, so it is not saved.
@@ -106,7 +106,7 @@ def linear(layer: sizes.Linear, tensor: Tensor, tokens: Number) -> LayerMemory:
     )
 
 
-def norm(layer: sizes.Norm, tensor: Tensor, tokens: Number) -> LayerMemory:
+def norm(layer: sizes.Norm, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count a norm: its parameters, its saved input, and one (RMSNorm) or two (LayerNorm) statistics per token."""
     is_rms = layer.kind == "rmsnorm"
     vectors, statistics = (1, 1) if is_rms else (1 + layer.bias, 2)
@@ -119,7 +119,7 @@ def norm(layer: sizes.Norm, tensor: Tensor, tokens: Number) -> LayerMemory:
     return LayerMemory(weights=weights, saved=saved, frozen=weights if layer.frozen else 0)
 
 
-def attention_core(layer: sizes.AttentionCore, tensor: Tensor, tokens: Number) -> LayerMemory:
+def attention_core(layer: sizes.AttentionCore, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count the core of fused attention: q, k, v, its result, and a log-sum-exp per token and head."""
     saved = _inner(tensor, tokens, layer.hidden_size + 2 * layer.kv_size)
     # The output projection counts the result of the core as its input. A second copy exists if the result is exchanged
@@ -130,7 +130,7 @@ def attention_core(layer: sizes.AttentionCore, tensor: Tensor, tokens: Number) -
     return LayerMemory(saved=Saved(elements=saved, wide=_inner(tensor, tokens, layer.num_heads)))
 
 
-def attention_working(layer: sizes.AttentionCore, tensor: Tensor, tokens: Number) -> Saved:
+def attention_working(layer: sizes.AttentionCore, tensor: TensorMesh, tokens: Number) -> Saved:
     """Count the temporaries of attention's backward at its fullest moment, in addition to the tensors that it saves.
 
     Below, q is the size of the queries on this rank, and also of the result. kv is the size of the keys, and also of
@@ -164,12 +164,12 @@ def attention_working(layer: sizes.AttentionCore, tensor: Tensor, tokens: Number
     return max([core, *(Saved(elements=each) for each in others)], key=lambda each: each.elements + each.wide)
 
 
-def activation(layer: sizes.Activation, tensor: Tensor, tokens: Number) -> LayerMemory:
+def activation(layer: sizes.Activation, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count the saved input of an activation function."""
     return LayerMemory(saved=Saved(elements=_inner(tensor, tokens, layer.blocks * layer.features)))
 
 
-def embedding(layer: sizes.Embedding, tensor: Tensor, tokens: Number) -> LayerMemory:
+def embedding(layer: sizes.Embedding, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count the token table with its padding.
 
     The embedding saves no activations. Its result is counted by the next layer, which saves it as an input.
@@ -179,38 +179,38 @@ def embedding(layer: sizes.Embedding, tensor: Tensor, tokens: Number) -> LayerMe
     return LayerMemory(weights=weights, frozen=weights if layer.frozen else 0)
 
 
-def vectors(layer: sizes.Vectors, tensor: Tensor, tokens: Number) -> LayerMemory:
+def vectors(layer: sizes.Vectors, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count vectors that are added to the residual stream."""
     weights = ratio(layer.elements, ranks(tensor, residual_cuts(tensor).features))
     return LayerMemory(weights=weights, frozen=weights if layer.frozen else 0)
 
 
-def head(layer: sizes.Head, tensor: Tensor, tokens: Number) -> LayerMemory:
+def head(layer: sizes.Head, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count the head's weight and saved input; `logits` counts the head's output."""
     padded = vocabulary(layer.vocab_size, tensor).value
     adapters = () if layer.frozen else None
     return linear(sizes.Linear(layer.hidden_size, padded, "inward", bias=False, adapters=adapters), tensor, tokens)
 
 
-def classifier(layer: sizes.Classifier, tensor: Tensor, tokens: Number) -> LayerMemory:
+def classifier(layer: sizes.Classifier, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count a classifier's weight, bias and saved input."""
     weights = (layer.hidden_size + 1) * layer.num_classes
     return LayerMemory(weights=weights, saved=Saved(elements=tokens * layer.hidden_size))
 
 
-def affine(layer: sizes.Affine, tensor: Tensor, tokens: Number) -> LayerMemory:
+def affine(layer: sizes.Affine, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count an elementwise affine map of the residual's features: its vectors and its saved input."""
     weights = ratio((1 + layer.bias) * layer.hidden_size, ranks(tensor, residual_cuts(tensor).features))
     return LayerMemory(weights=weights, saved=Saved(elements=residual(tensor, tokens, layer.hidden_size)))
 
 
-def token_linear(layer: sizes.TokenLinear, tensor: Tensor, tokens: Number) -> LayerMemory:
+def token_linear(layer: sizes.TokenLinear, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count a linear over the tokens of a sample, and its saved input; every rank holds the whole weight."""
     saved = Saved(elements=residual(tensor, tokens, layer.hidden_size))
     return LayerMemory(weights=layer.num_tokens**2 + layer.num_tokens, saved=saved)
 
 
-def batch_norm(layer: sizes.BatchNorm, tensor: Tensor, tokens: Number) -> LayerMemory:
+def batch_norm(layer: sizes.BatchNorm, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count a BatchNorm: its vectors, its centred input and a statistic per feature, and the input of its gain.
 
     The centred input is in float32. A ReLU after the norm saves its result, which is the next linear's input.
@@ -224,21 +224,21 @@ def batch_norm(layer: sizes.BatchNorm, tensor: Tensor, tokens: Number) -> LayerM
     return LayerMemory(weights=2 * features if layer.affine else 0, saved=saved)
 
 
-def _per_sample(layer: sizes.PerSample, tensor: Tensor, tokens: Number) -> LayerMemory:
+def _per_sample(layer: sizes.PerSample, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     return total(layer.layers, tensor, ratio(tokens, layer.num_tokens))
 
 
-def _repeated(layer: sizes.Repeated, tensor: Tensor, tokens: Number) -> LayerMemory:
+def _repeated(layer: sizes.Repeated, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     once = total(layer.layers, tensor, tokens)
     return once._replace(saved=once.saved * layer.times)
 
 
-def _forward_only(layer: sizes.ForwardOnly, tensor: Tensor, tokens: Number) -> LayerMemory:
+def _forward_only(layer: sizes.ForwardOnly, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     weights = total(layer.layers, tensor, tokens).weights
     return LayerMemory(weights=weights, frozen=weights)
 
 
-def _nothing(layer: Layer, tensor: Tensor, tokens: Number) -> LayerMemory:
+def _nothing(layer: Layer, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count a layer without weights whose inputs and results are saved by other layers, or not at all."""
     return LayerMemory()
 
@@ -267,7 +267,7 @@ FORMS: Forms[LayerMemory] = {
 """The closed form of each kind of layer."""
 
 
-def logits(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> Number:
+def logits(layers: Iterable[Layer], tensor: TensorMesh, tokens: Number) -> Number:
     """Return the elements of the logits that a rank holds while the losses among `layers` are computed."""
     found: Number = 0
     for layer in layers:
@@ -280,12 +280,12 @@ def logits(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> Number:
     return found
 
 
-def residual(tensor: Tensor, tokens: Number, features: int) -> Number:
+def residual(tensor: TensorMesh, tokens: Number, features: int) -> Number:
     """Return the elements of the residual stream that a rank stores."""
     return ratio(tokens * features, ranks(tensor, residual_cuts(tensor).tokens + residual_cuts(tensor).features))
 
 
-def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Number:
+def _input(tensor: TensorMesh, tokens: Number, features: int, role: Role) -> Number:
     """Return the elements of a linear's saved input: the panel if `keep` names it, else the stored shard."""
     stored = (residual if role == "inward" else _inner)(tensor, tokens, features)
     if tensor.keep not in ("x", "both"):
@@ -294,6 +294,6 @@ def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Number:
     return ratio(tokens * features, tensor.x * other)
 
 
-def _inner(tensor: Tensor, tokens: Number, features: int) -> Number:
+def _inner(tensor: TensorMesh, tokens: Number, features: int) -> Number:
     """Return the elements of an inner activation that a rank stores."""
     return ratio(tokens * features, ranks(tensor, inner_cuts(tensor).tokens + inner_cuts(tensor).features))

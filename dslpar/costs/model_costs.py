@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.costs import memory, traffic, work
 from dslpar.costs.collective_traffic import LayerTraffic, Number
 from dslpar.costs.flops import Flops
@@ -97,7 +97,7 @@ class ModelCosts:
         return first, layer, last, float(self.tied_frozen)
 
 
-CostsFunction: TypeAlias = Callable[[Tensor, Number], ModelCosts]
+CostsFunction: TypeAlias = Callable[[TensorMesh, Number], ModelCosts]
 """Function from a tensor group and the tokens of a micro-batch to the costs of a model's parts on one of its ranks."""
 
 
@@ -108,12 +108,12 @@ def function_of(layers: ModelLayers) -> CostsFunction:
     """
 
     @cache
-    def traffic_of_weights(tensor: Tensor) -> LayerTraffic:
+    def traffic_of_weights(tensor: TensorMesh) -> LayerTraffic:
         return traffic.total(layers.mlp_part, tensor, 0)
 
     core = next((each for each in within(layers.layer) if isinstance(each, AttentionCore)), None)
 
-    def model_costs(tensor: Tensor, tokens: Number) -> ModelCosts:
+    def model_costs(tensor: TensorMesh, tokens: Number) -> ModelCosts:
         block, mlp_part = (costs_of(part, tensor, tokens) for part in (layers.block, layers.mlp_part))
         tied = LayerMemory() if layers.tied is None else memory.total([layers.tied], tensor, tokens)
         return ModelCosts(
@@ -132,7 +132,7 @@ def function_of(layers: ModelLayers) -> CostsFunction:
     return model_costs
 
 
-def costs_of(layers: Layers, tensor: Tensor, tokens: Number) -> Costs:
+def costs_of(layers: Layers, tensor: TensorMesh, tokens: Number) -> Costs:
     """Return the costs of layers on one rank of a tensor group, for a micro-batch of `tokens`."""
     return Costs(
         work=work.total(layers, tensor, tokens),

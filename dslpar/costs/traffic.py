@@ -1,7 +1,7 @@
 """Traffic of each layer in closed form: elements that a rank sends, by collective and axis, forward and backward.
 
-    >>> from dslpar.core.mesh import Tensor
-    >>> up = total([sizes.Linear(16, 48, "inward", bias=False)], Tensor(q=2, y=2, residual="hidden"), tokens=64)
+    >>> from dslpar.core.mesh import TensorMesh
+    >>> up = total([sizes.Linear(16, 48, "inward", bias=False)], TensorMesh(q=2, y=2, residual="hidden"), tokens=64)
     >>> {key: int(elements) for key, elements in up.forward.items()}
     {('all_gather', 'y'): 256, ('all_gather', 'q'): 192}
     >>> int(up.total)
@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.costs import layers as sizes
 from dslpar.costs.adapters import matrices
 from dslpar.costs.cached_sharding import inner_cuts, residual_cuts
@@ -56,7 +56,7 @@ from dslpar.layout.divisors import ranks, vocabulary
 from dslpar.layout.sharding import ActivationSharding, Letters, samples_are_cut_first
 
 
-def total(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> LayerTraffic:
+def total(layers: Iterable[Layer], tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Return the traffic of all `layers`."""
     sent = walk(FORMS, layers, tensor, tokens)
     return LayerTraffic(Traffic.sum(*[each.forward for each in sent]), Traffic.sum(*[each.backward for each in sent]))
@@ -65,7 +65,7 @@ def total(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> LayerTraff
 class _Operand(NamedTuple):
     """Operand or result of a matrix product: the panel that a rank multiplies, and the axes that shard it in memory."""
 
-    tensor: Tensor
+    tensor: TensorMesh
     letters: Letters
     """Axes over which ranks gather the panel, or reduce-scatter it."""
     panel: Number
@@ -81,20 +81,20 @@ class _Operand(NamedTuple):
         return how(self.tensor, self.letters, self.panel)
 
 
-def _residual(tensor: Tensor, tokens: Number, features: int) -> _Operand:
+def _residual(tensor: TensorMesh, tokens: Number, features: int) -> _Operand:
     panel = ratio(tokens * features, tensor.x * tensor.z)
     return _Operand(tensor, ("y",), panel, replicated=tensor.residual == "replicated")
 
 
-def _inner(tensor: Tensor, tokens: Number, features: int) -> _Operand:
+def _inner(tensor: TensorMesh, tokens: Number, features: int) -> _Operand:
     return _Operand(tensor, ("z",), ratio(tokens * features, tensor.x * tensor.y))
 
 
-def _weight(tensor: Tensor, elements: int) -> _Operand:
+def _weight(tensor: TensorMesh, elements: int) -> _Operand:
     return _Operand(tensor, ("q",), ratio(elements, tensor.y * tensor.z))
 
 
-def linear(layer: sizes.Linear, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def linear(layer: sizes.Linear, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count a linear layer."""
     inward, adapters = layer.role == "inward", layer.adapters
     kinds = (_residual, _inner) if inward else (_inner, _residual)
@@ -118,14 +118,14 @@ def linear(layer: sizes.Linear, tensor: Tensor, tokens: Number) -> LayerTraffic:
     return sent + _gathered_output(layer, tensor, tokens) if layer.gather_output else sent
 
 
-def _gathered_output(layer: sizes.Linear, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def _gathered_output(layer: sizes.Linear, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count the gather of all features on every rank: one all-gather per axis, the fastest axis first."""
     cuts = inner_cuts(tensor) if layer.role == "inward" else residual_cuts(tensor)
     stored = ratio(tokens * layer.out_features, ranks(tensor, cuts.tokens + cuts.features))
     return LayerTraffic(forward=_gathers(tensor, reversed(cuts.features), stored))
 
 
-def _gathers(tensor: Tensor, letters: Iterable[str], stored: Number) -> Traffic:
+def _gathers(tensor: TensorMesh, letters: Iterable[str], stored: Number) -> Traffic:
     """Count one all-gather per axis, in order, of `stored` elements per rank."""
     sent, gathered = NOTHING, stored
     for letter in letters:
@@ -138,7 +138,7 @@ def _depth_all_reduce(w: _Operand) -> Traffic:
     return all_reduce(w.tensor, w.tensor.summed_by_layers(("d",)), ratio(w.panel, w.tensor.q))
 
 
-def _summed_vectors(tensor: Tensor, cuts: ActivationSharding, elements: int) -> Traffic:
+def _summed_vectors(tensor: TensorMesh, cuts: ActivationSharding, elements: int) -> Traffic:
     """Count the gradients' sum of vectors with `elements` in all, for features that `cuts` shards.
 
     It is a sum over the axes that shard the tokens, but not over d if ZeRO sums over d. Vectors of the residual stream
@@ -147,19 +147,19 @@ def _summed_vectors(tensor: Tensor, cuts: ActivationSharding, elements: int) -> 
     return all_reduce(tensor, tensor.summed_by_layers(cuts.tokens), ratio(elements, ranks(tensor, cuts.features)))
 
 
-def vectors(layer: sizes.Vectors, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def vectors(layer: sizes.Vectors, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count vectors that are added to the residual stream. No axis shards the rows of a table of positions."""
     if layer.frozen:
         return LayerTraffic()
     return LayerTraffic(backward=_summed_vectors(tensor, residual_cuts(tensor), layer.elements))
 
 
-def affine(layer: sizes.Affine, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def affine(layer: sizes.Affine, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count an elementwise affine map: the gradients of its vectors."""
     return vectors(sizes.Vectors((1 + layer.bias) * layer.hidden_size), tensor, tokens)
 
 
-def norm(layer: sizes.Norm, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def norm(layer: sizes.Norm, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count a norm of the residual stream.
 
     LayerNorm exchanges two statistics per token, and RMSNorm one. Neither sends statistics if no axis shards the hidden
@@ -177,7 +177,7 @@ def norm(layer: sizes.Norm, tensor: Tensor, tokens: Number) -> LayerTraffic:
     return statistics + vectors(sizes.Vectors(num_vectors * layer.hidden_size, layer.frozen), tensor, tokens)
 
 
-def attention_core(layer: sizes.AttentionCore, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def attention_core(layer: sizes.AttentionCore, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count the traffic of attention over a sequence that context parallelism splits, causal or not."""
     if tensor.context == 1:
         return LayerTraffic()
@@ -200,7 +200,7 @@ def _around(axis: str, elements: Number, times: int) -> Traffic:
     return Traffic({("send", axis): elements * times}, {("send", axis): times})
 
 
-def token_linear(layer: sizes.TokenLinear, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def token_linear(layer: sizes.TokenLinear, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count a linear over the tokens of a sample.
 
     If ranks split the sequence, an all-to-all first gives each rank whole sequences of fewer features, and a second one
@@ -214,7 +214,7 @@ def token_linear(layer: sizes.TokenLinear, tensor: Tensor, tokens: Number) -> La
     return LayerTraffic(forward=exchanged, backward=exchanged + summed)
 
 
-def mean_of_tokens(layer: sizes.MeanOfTokens, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def mean_of_tokens(layer: sizes.MeanOfTokens, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count the mean over each sample's tokens; every rank gets the means of all samples and features."""
     cuts = residual_cuts(tensor)
     samples = ratio(tokens, layer.num_tokens)
@@ -223,7 +223,7 @@ def mean_of_tokens(layer: sizes.MeanOfTokens, tensor: Tensor, tokens: Number) ->
     return LayerTraffic(sent + _gathers(tensor, (*reversed(cuts.batch), *reversed(cuts.features)), stored))
 
 
-def first_token(layer: sizes.FirstToken, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def first_token(layer: sizes.FirstToken, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count the gather of each sample's first token on all ranks that split the sequence; `tokens` are the samples."""
     cuts = residual_cuts(tensor)
     if ranks(tensor, cuts.sequence) == 1:
@@ -238,7 +238,7 @@ def first_token(layer: sizes.FirstToken, tensor: Tensor, tokens: Number) -> Laye
     )
 
 
-def batch_norm(layer: sizes.BatchNorm, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def batch_norm(layer: sizes.BatchNorm, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count a BatchNorm within its tensor group: the sums for mean and variance, both passes, and its vectors."""
     cuts = inner_cuts(tensor) if layer.after == "inward" else residual_cuts(tensor)
     statistics = all_reduce(tensor, cuts.tokens, ratio(2 * layer.features, ranks(tensor, cuts.features)))
@@ -246,14 +246,14 @@ def batch_norm(layer: sizes.BatchNorm, tensor: Tensor, tokens: Number) -> LayerT
     return LayerTraffic(forward=statistics, backward=statistics + summed)
 
 
-def gathered_inner(layer: sizes.GatheredInner, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def gathered_inner(layer: sizes.GatheredInner, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count the gather of a whole inner activation [tokens, features] on every rank."""
     cuts = inner_cuts(tensor)
     stored = ratio(tokens * layer.features, ranks(tensor, cuts.tokens + cuts.features))
     return LayerTraffic(forward=_gathers(tensor, (*reversed(cuts.tokens), *reversed(cuts.features)), stored))
 
 
-def embedding(layer: sizes.Embedding, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def embedding(layer: sizes.Embedding, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count the look-up in the token table, which acts like an outward linear of one-hot vectors."""
     w = _weight(tensor, vocabulary(layer.vocab_size, tensor).value * layer.hidden_size)
     y = _residual(tensor, tokens, layer.hidden_size)
@@ -261,14 +261,14 @@ def embedding(layer: sizes.Embedding, tensor: Tensor, tokens: Number) -> LayerTr
     return LayerTraffic(forward=w.gather() + y.reduce(), backward=backward)
 
 
-def head(layer: sizes.Head, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def head(layer: sizes.Head, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count the head, with tied or untied weights."""
     padded = vocabulary(layer.vocab_size, tensor).value
     adapters = () if layer.frozen else None
     return linear(sizes.Linear(layer.hidden_size, padded, "inward", bias=False, adapters=adapters), tensor, tokens)
 
 
-def cross_entropy(layer: sizes.CrossEntropy, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def cross_entropy(layer: sizes.CrossEntropy, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count the loss: all-reduces of a maximum and two sums per token, and of the mean, all in the forward."""
     features, cut = inner_cuts(tensor).features, inner_cuts(tensor).tokens
     rows = ratio(tokens, ranks(tensor, cut))
@@ -276,19 +276,19 @@ def cross_entropy(layer: sizes.CrossEntropy, tensor: Tensor, tokens: Number) -> 
     return LayerTraffic(forward=all_reduce(tensor, features, 3 * rows) + all_reduce(tensor, cut, mean))
 
 
-def _per_sample(layer: sizes.PerSample, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def _per_sample(layer: sizes.PerSample, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     return total(layer.layers, tensor, ratio(tokens, layer.num_tokens))
 
 
-def _repeated(layer: sizes.Repeated, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def _repeated(layer: sizes.Repeated, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     return total(layer.layers, tensor, tokens) * layer.times
 
 
-def _forward_only(layer: sizes.ForwardOnly, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def _forward_only(layer: sizes.ForwardOnly, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     return LayerTraffic(forward=total(layer.layers, tensor, tokens).forward)
 
 
-def _nothing(layer: Layer, tensor: Tensor, tokens: Number) -> LayerTraffic:
+def _nothing(layer: Layer, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count a layer that each rank computes from what it stores, without weights that are summed over ranks."""
     return LayerTraffic()
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.costs import flops
 from dslpar.costs.adapters import Adapter, AdapterSizes
 from dslpar.costs.collective_traffic import Number
@@ -89,7 +89,7 @@ def costs_function(config: TransformersConfig | None, seq_len: int, lora: LoRA |
     assert isinstance(weights, EvenWeights)
     share = Fraction(weights.layer, layout_of(gpt).pipeline_weights(gpt, "parameters", seq_len).layer)
 
-    def model_costs(cuboid: Tensor, tokens: Number) -> ModelCosts:
+    def model_costs(cuboid: TensorMesh, tokens: Number) -> ModelCosts:
         found = of_gpt(cuboid, tokens)
         memory = found.layer.memory
         own = memory.weights if lora is None else memory.frozen

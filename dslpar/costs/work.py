@@ -1,7 +1,7 @@
 """Compute of a rank per layer in the forward of a micro-batch: matrix products, attention, and elementwise operations.
 
-    >>> from dslpar.core.mesh import Tensor
-    >>> total([sizes.Linear(16, 48, "inward")], Tensor(y=2, mode="1d"), tokens=64).products
+    >>> from dslpar.core.mesh import TensorMesh
+    >>> total([sizes.Linear(16, 48, "inward")], TensorMesh(y=2, mode="1d"), tokens=64).products
     (Product(rows=64.0, depth=16.0, columns=24.0),)
 
 Sizes are those of the panels that one rank multiplies. `dslpar.costs.memory` defines the letters, panels, and inward
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.costs import layers as sizes
 from dslpar.costs.adapters import matrices
 from dslpar.costs.cached_sharding import inner_cuts, residual_cuts
@@ -89,7 +89,7 @@ class Work(NamedTuple):
         )
 
 
-def total(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> Work:
+def total(layers: Iterable[Layer], tensor: TensorMesh, tokens: Number) -> Work:
     """Return the work of all `layers`."""
     parts = walk(FORMS, layers, tensor, tokens)
     return Work(
@@ -102,7 +102,7 @@ def total(layers: Iterable[Layer], tensor: Tensor, tokens: Number) -> Work:
     )
 
 
-def linear(layer: sizes.Linear, tensor: Tensor, tokens: Number) -> Work:
+def linear(layer: sizes.Linear, tensor: TensorMesh, tokens: Number) -> Work:
     """Count a linear layer. The product's kernel adds the bias."""
     rows = float(tokens) / tensor.x
     inner, residual = tensor.y, tensor.z
@@ -118,22 +118,22 @@ def linear(layer: sizes.Linear, tensor: Tensor, tokens: Number) -> Work:
     )
 
 
-def norm(layer: sizes.Norm, tensor: Tensor, tokens: Number) -> Work:
+def norm(layer: sizes.Norm, tensor: TensorMesh, tokens: Number) -> Work:
     """Count a norm, which reads and writes the residual stream once."""
     return Work(elementwise=2 * _residual(tensor, tokens, layer.hidden_size))
 
 
-def affine(layer: sizes.Affine, tensor: Tensor, tokens: Number) -> Work:
+def affine(layer: sizes.Affine, tensor: TensorMesh, tokens: Number) -> Work:
     """Count an affine map. Gain and shift are two operations, each of which reads and writes the residual stream."""
     return Work(elementwise=2 * (1 + layer.bias) * _residual(tensor, tokens, layer.hidden_size))
 
 
-def residual_add(layer: sizes.ResidualAdd, tensor: Tensor, tokens: Number) -> Work:
+def residual_add(layer: sizes.ResidualAdd, tensor: TensorMesh, tokens: Number) -> Work:
     """Count the sum of the residual stream and a layer's result."""
     return Work(elementwise=3 * _residual(tensor, tokens, layer.hidden_size))
 
 
-def attention_core(layer: sizes.AttentionCore, tensor: Tensor, tokens: Number) -> Work:
+def attention_core(layer: sizes.AttentionCore, tensor: TensorMesh, tokens: Number) -> Work:
     """Count rotary positions and the scores."""
     rotated = 4 * _inner(tensor, tokens, layer.hidden_size + layer.kv_size) if layer.rotary else 0.0
     queries = _inner(tensor, tokens, layer.hidden_size)
@@ -141,61 +141,61 @@ def attention_core(layer: sizes.AttentionCore, tensor: Tensor, tokens: Number) -
     return Work(scores=(scores,), elementwise=rotated)
 
 
-def activation(layer: sizes.Activation, tensor: Tensor, tokens: Number) -> Work:
+def activation(layer: sizes.Activation, tensor: TensorMesh, tokens: Number) -> Work:
     """Count an activation function, which reads its blocks and writes its result."""
     return Work(elementwise=(layer.blocks + 1) * _inner(tensor, tokens, layer.features))
 
 
-def token_linear(layer: sizes.TokenLinear, tensor: Tensor, tokens: Number) -> Work:
+def token_linear(layer: sizes.TokenLinear, tensor: TensorMesh, tokens: Number) -> Work:
     """Count a linear over the tokens of a sample, and the copies that transpose its input and output."""
     stored, num_tokens = _residual(tensor, tokens, layer.hidden_size), layer.num_tokens
     return Work(products=(Product(stored / num_tokens, num_tokens, num_tokens),), elementwise=4 * stored)
 
 
-def embedding(layer: sizes.Embedding, tensor: Tensor, tokens: Number) -> Work:
+def embedding(layer: sizes.Embedding, tensor: TensorMesh, tokens: Number) -> Work:
     """Count the look-up of tokens, and the sum with position embeddings."""
     return Work(elementwise=4 * _residual(tensor, tokens, layer.hidden_size))
 
 
-def head(layer: sizes.Head, tensor: Tensor, tokens: Number) -> Work:
+def head(layer: sizes.Head, tensor: TensorMesh, tokens: Number) -> Work:
     """Count the head's product."""
     padded = vocabulary(layer.vocab_size, tensor).value
     adapters = () if layer.frozen else None
     return linear(sizes.Linear(layer.hidden_size, padded, "inward", bias=False, adapters=adapters), tensor, tokens)
 
 
-def cross_entropy(layer: sizes.CrossEntropy, tensor: Tensor, tokens: Number) -> Work:
+def cross_entropy(layer: sizes.CrossEntropy, tensor: TensorMesh, tokens: Number) -> Work:
     """Count the loss."""
     return Work(losses=_inner(tensor, tokens, vocabulary(layer.vocab_size, tensor).value))
 
 
-def classifier(layer: sizes.Classifier, tensor: Tensor, tokens: Number) -> Work:
+def classifier(layer: sizes.Classifier, tensor: TensorMesh, tokens: Number) -> Work:
     """Count a classifier and its loss, which every rank computes whole."""
     product = Product(float(tokens), layer.hidden_size, layer.num_classes)
     return Work(products=(product,), losses=float(tokens) * layer.num_classes)
 
 
-def batch_norm(layer: sizes.BatchNorm, tensor: Tensor, tokens: Number) -> Work:
+def batch_norm(layer: sizes.BatchNorm, tensor: TensorMesh, tokens: Number) -> Work:
     """Count a BatchNorm, which runs operation by operation (`dslpar.layers.batch_norm`)."""
     stored = (_inner if layer.after == "inward" else _residual)(tensor, tokens, layer.features)
     # Read and write: centre, square, scale, and gain and shift. Read alone: the sums of the mean and of the variance.
     return Work(elementwise=(2 * (5 if layer.affine else 3) + 2) * stored)
 
 
-def _per_sample(layer: sizes.PerSample, tensor: Tensor, tokens: Number) -> Work:
+def _per_sample(layer: sizes.PerSample, tensor: TensorMesh, tokens: Number) -> Work:
     return total(layer.layers, tensor, ratio(tokens, layer.num_tokens))
 
 
-def _repeated(layer: sizes.Repeated, tensor: Tensor, tokens: Number) -> Work:
+def _repeated(layer: sizes.Repeated, tensor: TensorMesh, tokens: Number) -> Work:
     return total(layer.layers, tensor, tokens) * layer.times
 
 
-def _forward_only(layer: sizes.ForwardOnly, tensor: Tensor, tokens: Number) -> Work:
+def _forward_only(layer: sizes.ForwardOnly, tensor: TensorMesh, tokens: Number) -> Work:
     """Count layers without a backward as a third of trained ones, whose backward takes twice as long as the forward."""
     return total(layer.layers, tensor, tokens) * (1 / 3)
 
 
-def _nothing(layer: Layer, tensor: Tensor, tokens: Number) -> Work:
+def _nothing(layer: Layer, tensor: TensorMesh, tokens: Number) -> Work:
     """Count a layer that runs on one token per sample or less, or that the count of another layer includes."""
     return Work()
 
@@ -224,13 +224,13 @@ FORMS: Forms[Work] = {
 """The closed form of each kind of layer."""
 
 
-def _residual(tensor: Tensor, tokens: Number, features: int) -> float:
+def _residual(tensor: TensorMesh, tokens: Number, features: int) -> float:
     """Return the elements of the residual stream that a rank stores."""
     cuts = residual_cuts(tensor)
     return float(tokens) * features / ranks(tensor, cuts.tokens + cuts.features)
 
 
-def _inner(tensor: Tensor, tokens: Number, features: int) -> float:
+def _inner(tensor: TensorMesh, tokens: Number, features: int) -> float:
     """Return the elements of an inner activation that a rank stores."""
     cuts = inner_cuts(tensor)
     return float(tokens) * features / ranks(tensor, cuts.tokens + cuts.features)

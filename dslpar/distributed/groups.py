@@ -1,6 +1,6 @@
 """Process groups for the axes of a mesh, as `collectives.Axis` handles that are passed as arguments, never global.
 
-    groups = Groups(Mesh(data=2, tensor=Tensor(y=2, mode="1d")))
+    groups = Groups(Mesh(data=2, tensor=TensorMesh(y=2, mode="1d")))
     groups.axis("y")                        # this rank's tensor group
     groups.axis("d", "q")                   # ranks that differ on d and q alone; also written axis("x")
     groups.axis("model")                    # pipe and tensor: all ranks of one replica of the model
@@ -25,7 +25,7 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor, expand
+from dslpar.core.mesh import TENSOR_AXES, Mesh, TensorMesh, expand
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.gloo_device import share_device
 from dslpar.layout.chunks import Chunks
@@ -92,7 +92,7 @@ class Groups:
         return self
 
     @property
-    def tensor(self) -> Tensor:
+    def tensor(self) -> TensorMesh:
         """Sizes of the tensor axes, and the tensor mode."""
         return self.mesh.tensor
 

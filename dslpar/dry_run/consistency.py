@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.dry_run.problem import Problem
 from dslpar.dry_run.stage import ParameterRecord, StageRun, shown_form
 from dslpar.dry_run.tiling import tiling_errors
@@ -52,7 +52,7 @@ def _other_record(
         yield Problem("tiling", name, what, "a placement is the same on every rank")
 
 
-def parameter_problems(parameters: Mapping[str, ParameterRecord], tensor: Tensor) -> Iterator[Problem]:
+def parameter_problems(parameters: Mapping[str, ParameterRecord], tensor: TensorMesh) -> Iterator[Problem]:
     """Find parameters whose shards do not cover every element exactly once; equal placements are checked once."""
     known: dict[Placement, list[str]] = {}
     for name, (placement, local_shape, _, _) in parameters.items():

@@ -1,8 +1,8 @@
 """Check that the shards of all ranks tile a parameter: every element is in exactly one shard, up to equal copies.
 
-    >>> from dslpar.core.mesh import Tensor
+    >>> from dslpar.core.mesh import TensorMesh
     >>> from dslpar.layers.placement import Placement
-    >>> tensor = Tensor(q=2, y=2, mode="2d", residual="hidden")
+    >>> tensor = TensorMesh(q=2, y=2, mode="2d", residual="hidden")
     >>> tiling_errors(Placement(tensor, (8, 4), (("y", "q"), ("z",))))
     []
     >>> tiling_errors(Placement(tensor, (8, 4), (("y", "y"), ("z",))))

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
-from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.core.mesh import TensorMesh as Cuboid
 from dslpar.costs.collective_traffic import LayerTraffic, Traffic
 from dslpar.costs.flops import Flops, per_token
 from dslpar.costs.memory import LayerMemory, Saved

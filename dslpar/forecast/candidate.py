@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.costs.model_costs import ModelCosts
 from dslpar.forecast.workload import CostsOf, Habits, Workload, costs_by_form, habits_of, layers_on_ranks, workload_of
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
@@ -89,7 +89,7 @@ def _num_differing(one: object, other: object) -> int:
 NO_TENSOR = TensorParallel(size=1)
 
 
-def cuboid_in(job: Job, tensor: TensorParallel, context: ContextParallel | None) -> Tensor:
+def cuboid_in(job: Job, tensor: TensorParallel, context: ContextParallel | None) -> TensorMesh:
     """Return the cuboid of tensor and context parallelism for a job's model."""
     return _cuboid_of(tensor, context, heads_of(job.spec.model))
 
@@ -165,13 +165,13 @@ class Workloads:
         base = workload_of(job, self._find_costs)
         assert base is not None, "a model whose costs are known"
         self.job, self.base, self.own, self.per_node = job, base, candidate_of(job), per_node
-        self._cuboids: dict[tuple[TensorParallel, ContextParallel | None], Tensor] = {}
-        self._costs: dict[Tensor, dict[int, ModelCosts | None]] = {}
+        self._cuboids: dict[tuple[TensorParallel, ContextParallel | None], TensorMesh] = {}
+        self._costs: dict[TensorMesh, dict[int, ModelCosts | None]] = {}
         self._counts: dict[tuple[int, int], tuple[int, ...]] = {}
         self._habits: dict[int, Habits] = {}
         self._last: tuple[object, Alike] | None = None
 
-    def cuboid(self, tensor: TensorParallel, context: ContextParallel | None) -> Tensor:
+    def cuboid(self, tensor: TensorParallel, context: ContextParallel | None) -> TensorMesh:
         """Return the cuboid of tensor and context parallelism."""
         key = tensor, context
         if key not in self._cuboids:
@@ -236,7 +236,7 @@ class Workloads:
             self._habits[zero] = habits_of(replace(spec, zero=replace(spec.zero, stage=zero)))
         return self._habits[zero]
 
-    def has_costs(self, cuboid: Tensor, micro_size: int) -> bool:
+    def has_costs(self, cuboid: TensorMesh, micro_size: int) -> bool:
         """Return whether the model's layers can be sharded on this cuboid; always True unless the model was traced."""
         if not self._is_traced:
             return True

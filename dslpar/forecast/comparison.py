@@ -2,7 +2,7 @@
 
 >>> from dslpar.models.gpt.section import GPT
 >>> gpt2 = GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
->>> break_even(gpt2, Tensor(q=2, y=2, mode="2d", residual="hidden"), tokens=1024).needed
+>>> break_even(gpt2, TensorMesh(q=2, y=2, mode="2d", residual="hidden"), tokens=1024).needed
 1732
 """
 
@@ -12,7 +12,7 @@ import math
 from fractions import Fraction
 from typing import NamedTuple
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.costs import any_model as costs
 from dslpar.costs.collective_traffic import LayerTraffic
 from dslpar.layout.family_interface import conditions
@@ -38,13 +38,13 @@ class BreakEven(NamedTuple):
     """Elements that a rank holds in 1d."""
 
 
-def break_even(model: Model, tensor: Tensor, tokens: int) -> BreakEven:
+def break_even(model: Model, tensor: TensorMesh, tokens: int) -> BreakEven:
     """Compare a mode with 1d.
 
     Traffic is affine in the tokens: a fixed part for weights, which 1d never sends, and a part per token for
     activations.
     """
-    both = tensor, Tensor(y=tensor.size, mode="1d")
+    both = tensor, TensorMesh(y=tensor.size, mode="1d")
     line, reference = (_Line.of(model, each) for each in both)
     slope, fixed = reference.slope - line.slope, line.fixed - reference.fixed
     needed = math.floor(fixed / slope) + 1 if slope > 0 else None
@@ -61,7 +61,7 @@ class _Line(NamedTuple):
     fixed: Fraction
 
     @classmethod
-    def of(cls, model: Model, tensor: Tensor) -> _Line:
+    def of(cls, model: Model, tensor: TensorMesh) -> _Line:
         # Traffic is affine in the tokens, so two points determine the line.
         fixed = Fraction(costs.layer_traffic(model, tensor, 0).total)
         return cls(Fraction(costs.layer_traffic(model, tensor, 1).total) - fixed, fixed)

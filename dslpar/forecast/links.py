@@ -1,7 +1,7 @@
 """Collective times on the axes of a mesh, over the links within a node and between nodes.
 
-    >>> from dslpar.core.mesh import Tensor
-    >>> mesh = Mesh(data=4, tensor=Tensor(y=4, mode="1d"))
+    >>> from dslpar.core.mesh import TensorMesh
+    >>> mesh = Mesh(data=4, tensor=TensorMesh(y=4, mode="1d"))
     >>> group_of(mesh, Nodes(per_node=8, nic_gb_per_s=400), "data")
     Group(size=4, inner=2, share=0.25)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads
 from dslpar.layout.divisors import divisors, least_micro_size
 from dslpar.layout.family_interface import conditions, is_chain, splits_sequences
@@ -204,7 +204,7 @@ def _plain_tensors(size: int) -> Iterator[TensorParallel]:
             yield made
 
 
-def _micro_sizes(samples: int, cuboid: Tensor, own: int) -> list[int]:
+def _micro_sizes(samples: int, cuboid: TensorMesh, own: int) -> list[int]:
     """Return the micro-batch sizes to try, which all divide a data rank's samples per step."""
     least = least_micro_size(cuboid)
     sizes = {least << power for power in range(MOST_MICRO_SIZES)} | {own}

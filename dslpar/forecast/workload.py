@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Literal
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.costs.any_model import costs_function, model_costs
 from dslpar.costs.collective_traffic import Number
 from dslpar.costs.memory import LayerMemory
@@ -29,7 +29,7 @@ from dslpar.layout.schedule import Schedule
 from dslpar.schema.sections import SGD, AdamW, Model, Optimizer, OtherModel, Spec, TokenModel
 
 Recompute = Literal["none", "selective", "full"]
-CostsOf = Callable[[Tensor, int], ModelCosts | None]
+CostsOf = Callable[[TensorMesh, int], ModelCosts | None]
 """Function from a cuboid and the samples of a micro-batch to the costs of a job's model on a rank; None if unknown."""
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -235,7 +235,7 @@ def costs_by_form(job: Job) -> CostsOf:
 
     by_form = costs_function(job.spec.model, job.seq_len) if job.seq_len else None
 
-    def costs_of(cuboid: Tensor, micro_size: int) -> ModelCosts | None:
+    def costs_of(cuboid: TensorMesh, micro_size: int) -> ModelCosts | None:
         return None if by_form is None else by_form(cuboid, float(micro_size * job.seq_len))
 
     return costs_of

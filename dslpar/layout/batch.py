@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout import divisors
 from dslpar.layout.inferred_value import InferredValue
 from dslpar.schema import sections
@@ -38,7 +38,7 @@ class KnownSizes(Protocol):
         ...
 
     @property
-    def cuboid(self) -> Tensor:
+    def cuboid(self) -> TensorMesh:
         """Ranks of one stage of a replica."""
         ...
 
@@ -47,7 +47,7 @@ class Sizes(NamedTuple):
     """Plain values of `KnownSizes`."""
 
     data_size: int
-    cuboid: Tensor
+    cuboid: TensorMesh
 
 
 def batch_of(requested: sections.Batch, sizes: KnownSizes) -> Batch:

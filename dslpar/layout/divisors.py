@@ -26,7 +26,7 @@ seq_len            y if residual=sequence; x in mode 'sequence'                 
 The vocabulary is padded instead. A, G and H depend on each other: `dslpar.layout.nearest` finds legal combinations.
 
     >>> sizes = Attention(hidden_size=50, num_heads=6)
-    >>> cuboid = Tensor(y=4, mode="1d")
+    >>> cuboid = TensorMesh(y=4, mode="1d")
     >>> [(each.key, each.value, each.why) for each in attention(sizes, cuboid) if not each.holds]
     [('num_heads', 6, 'y = 4'), ('hidden_size', 50, 'y * q = 4'), ('hidden_size', 50, 'num_heads = 6')]
 """
@@ -37,7 +37,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout.sharding import INWARD_WEIGHT, OUTWARD_WEIGHT, inner_cuts, residual_cuts
 
 
@@ -76,12 +76,12 @@ class Attention(NamedTuple):
 # The table --------------------------------------------------------------------------------------------------------
 
 
-def least_micro_size(cuboid: Tensor) -> int:
+def least_micro_size(cuboid: TensorMesh) -> int:
     """Return the least legal micro_size; every legal micro_size is a multiple of it."""
     return common(batch(0, cuboid))
 
 
-def batch(micro_size: int, cuboid: Tensor) -> Iterator[Condition]:
+def batch(micro_size: int, cuboid: TensorMesh) -> Iterator[Condition]:
     """Yield the conditions of micro_size, the samples per micro-batch."""
     cuts = [
         ("d", "q") if cuboid.split == "batch" else ("q",) if cuboid.q > 1 else (),
@@ -92,13 +92,13 @@ def batch(micro_size: int, cuboid: Tensor) -> Iterator[Condition]:
         yield cut("batch.micro_size", micro_size, cuboid, axes, "BAT102")
 
 
-def attention(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
+def attention(sizes: Attention, cuboid: TensorMesh) -> Iterator[Condition]:
     """Yield the conditions of attention's heads and residual features."""
     yield from heads(sizes, cuboid)
     yield from hidden(sizes, cuboid)
 
 
-def heads(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
+def heads(sizes: Attention, cuboid: TensorMesh) -> Iterator[Condition]:
     """Yield the conditions of attention's heads."""
     yield head_cut("num_heads", sizes.num_heads, cuboid, "TEN201")
     if sizes.num_kv_heads is not None:
@@ -107,7 +107,7 @@ def heads(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
         yield Condition("num_heads", sizes.num_heads, sizes.num_kv_heads, why, "TEN207")
 
 
-def head_cut(key: str, count: int, cuboid: Tensor, code: str) -> Condition:
+def head_cut(key: str, count: int, cuboid: TensorMesh, code: str) -> Condition:
     """Return the condition of a number of heads; Ulysses also divides each tensor rank's heads among its ranks."""
     each = cut(key, count, cuboid, head_axes(cuboid), code)
     if cuboid.ulysses == 1:
@@ -117,19 +117,19 @@ def head_cut(key: str, count: int, cuboid: Tensor, code: str) -> Condition:
     return each._replace(by=by, why=f"{axes} = {by}")
 
 
-def residual_features(size: int, cuboid: Tensor, key: str = "hidden_size") -> Iterator[Condition]:
+def residual_features(size: int, cuboid: TensorMesh, key: str = "hidden_size") -> Iterator[Condition]:
     """Yield the conditions of residual features, in a model whose attention has equally many inner features."""
     for axes in residual_axes(cuboid):
         yield cut(key, size, cuboid, axes, "TEN202")
 
 
-def inner_features(size: int, cuboid: Tensor, key: str = "ffn_hidden_size") -> Iterator[Condition]:
+def inner_features(size: int, cuboid: TensorMesh, key: str = "ffn_hidden_size") -> Iterator[Condition]:
     """Yield the conditions of the features between an inward and an outward layer."""
     for axes in inner_axes(cuboid):
         yield cut(key, size, cuboid, axes, "TEN203")
 
 
-def hidden(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
+def hidden(sizes: Attention, cuboid: TensorMesh) -> Iterator[Condition]:
     """Yield the conditions of hidden_size, which also counts the features of all heads."""
     size, num_heads, num_kv_heads, rotary = sizes
     yield from residual_features(size, cuboid)
@@ -146,13 +146,13 @@ def hidden(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
         yield Condition("hidden_size", size, 2 * num_heads, why, "TEN209")
 
 
-def sequence(seq_len: int, cuboid: Tensor) -> Iterator[Condition]:
+def sequence(seq_len: int, cuboid: TensorMesh) -> Iterator[Condition]:
     """Yield the condition of seq_len, the tokens per sample."""
     if axes := residual_cuts(cuboid).sequence:
         yield cut("data.seq_len", seq_len, cuboid, axes, "TEN204")
 
 
-def token_mixing(size: int, cuboid: Tensor, key: str = "hidden_size") -> Iterator[Condition]:
+def token_mixing(size: int, cuboid: TensorMesh, key: str = "hidden_size") -> Iterator[Condition]:
     """Yield the condition of residual features for layers that mix tokens (MLP-Mixer) of a split sequence.
 
     The ranks exchange pieces of the sequence for pieces of the features.
@@ -162,7 +162,7 @@ def token_mixing(size: int, cuboid: Tensor, key: str = "hidden_size") -> Iterato
         yield cut(key, size, cuboid, _cutting(cuboid, cuts.sequence + cuts.features), "TEN140")
 
 
-def patches(num_tokens: int, features: int, cuboid: Tensor) -> Iterator[Condition]:
+def patches(num_tokens: int, features: int, cuboid: TensorMesh) -> Iterator[Condition]:
     """Yield the conditions of an image's tokens and of a patch's numbers, which are sharded as inner activations."""
     for axes in dict.fromkeys((residual_cuts(cuboid).sequence, inner_cuts(cuboid).sequence)):
         if axes:
@@ -172,7 +172,7 @@ def patches(num_tokens: int, features: int, cuboid: Tensor) -> Iterator[Conditio
     yield each._replace(why=f"{each.why} (numbers of a patch)")
 
 
-def vocabulary(vocab_size: int, cuboid: Tensor) -> Condition:
+def vocabulary(vocab_size: int, cuboid: TensorMesh) -> Condition:
     """Return the condition of the padded vocabulary: y pieces, each split into q for the table and z for the logits."""
     by_z = cuboid.z if "z" in inner_cuts(cuboid).features else 1
     by = cuboid.y * math.lcm(cuboid.q, by_z)
@@ -192,14 +192,14 @@ def common(conditions: Iterable[Condition]) -> int:
 Axes = tuple[str, ...]
 
 
-def cut(key: str, value: int, cuboid: Tensor, axes: Axes, code: str) -> Condition:
+def cut(key: str, value: int, cuboid: TensorMesh, axes: Axes, code: str) -> Condition:
     """Return the condition of a size that is sharded over these axes; d and q together are called x."""
     named = ("x", *axes[2:]) if axes[:2] == ("d", "q") else axes
     by = ranks(cuboid, axes)
     return Condition(key, value, by, f"{' * '.join(named) or '1'} = {by}", code)
 
 
-def ranks(cuboid: Tensor, axes: Axes) -> int:
+def ranks(cuboid: TensorMesh, axes: Axes) -> int:
     """Return the number of ranks in a group over these axes."""
     count = 1
     for axis in axes:
@@ -207,35 +207,35 @@ def ranks(cuboid: Tensor, axes: Axes) -> int:
     return count
 
 
-def head_axes(cuboid: Tensor) -> Axes:
+def head_axes(cuboid: TensorMesh) -> Axes:
     """Return the axes that shard attention's heads, which are inner features."""
     return _cutting(cuboid, inner_cuts(cuboid).features)
 
 
-def inner_axes(cuboid: Tensor) -> list[Axes]:
+def inner_axes(cuboid: TensorMesh) -> list[Axes]:
     """Return the axes that shard inner features: in weights, and in activations if they differ."""
     activations = _cutting(cuboid, inner_cuts(cuboid).features)
     return [INWARD_WEIGHT[0]] + ([activations] if "z" in activations else [])
 
 
-def residual_axes(cuboid: Tensor) -> list[Axes]:
+def residual_axes(cuboid: TensorMesh) -> list[Axes]:
     """Return the axes that shard residual features: in weights, as attention's inner features, and in activations."""
     kept = [("y", "z")] if "y" in residual_cuts(cuboid).features and cuboid.z > 1 else []
     return list(dict.fromkeys([OUTWARD_WEIGHT[0], *inner_axes(cuboid), *kept]))
 
 
-def residual_only_axes(cuboid: Tensor) -> list[Axes]:
+def residual_only_axes(cuboid: TensorMesh) -> list[Axes]:
     """Return the axes that shard residual features apart from attention: in weights, and in activations."""
     kept = [residual_cuts(cuboid).features] if residual_cuts(cuboid).features else []
     return list(dict.fromkeys([OUTWARD_WEIGHT[0], *kept]))
 
 
-def _cutting(cuboid: Tensor, axes: Axes) -> Axes:
+def _cutting(cuboid: TensorMesh, axes: Axes) -> Axes:
     """Drop axis z if it has one rank, so that messages in modes without z do not mention it."""
     return tuple(axis for axis in axes if axis != "z" or cuboid.z > 1)
 
 
-def head_ranks(cuboid: Tensor) -> int:
+def head_ranks(cuboid: TensorMesh) -> int:
     """Return the number of ranks that share attention's heads."""
     return ranks(cuboid, head_axes(cuboid)) * cuboid.ulysses
 

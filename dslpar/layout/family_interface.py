@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar, cast
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout import listed_layers, transformers_sizes
 from dslpar.layout.divisors import Condition, batch, sequence
 from dslpar.layout.inferred_value import InferredValue
@@ -20,11 +20,11 @@ Known = TypeVar("Known", bound=Model)
 class FamilyLayout(Protocol[Family]):
     """Conditions, layer weights and inferred fields of one family; `model` is its section."""
 
-    def conditions(self, model: Family, cuboid: Tensor, seq_len: int) -> Sequence[Condition]:
+    def conditions(self, model: Family, cuboid: TensorMesh, seq_len: int) -> Sequence[Condition]:
         """Return the divisibility conditions; `seq_len` is 0 if not known."""
         ...
 
-    def padding(self, model: Family, cuboid: Tensor) -> Sequence[Condition]:
+    def padding(self, model: Family, cuboid: TensorMesh) -> Sequence[Condition]:
         """Return the sizes that need not be divisible, because they are padded, with their padded values."""
         ...
 
@@ -64,7 +64,7 @@ def splits_sequences(model: Model | OtherModel) -> bool:
     return not any(transformers_sizes.beyond_masks(config.values)) and not (policy and policy.own_attention)
 
 
-def conditions(model: Model | OtherModel, cuboid: Tensor, seq_len: int = 0, micro_size: int = 0) -> list[Condition]:
+def conditions(model: Model | OtherModel, cuboid: TensorMesh, seq_len: int = 0, micro_size: int = 0) -> list[Condition]:
     """Return all divisibility conditions of a job, except divisions by 1; a size of 0 is not known."""
     found = [*batch(micro_size, cuboid)]
     if isinstance(model, Model):
@@ -74,7 +74,7 @@ def conditions(model: Model | OtherModel, cuboid: Tensor, seq_len: int = 0, micr
     return [each for each in found if each.by > 1]
 
 
-def transformers_conditions(model: OtherModel, cuboid: Tensor, seq_len: int) -> list[Condition]:
+def transformers_conditions(model: OtherModel, cuboid: TensorMesh, seq_len: int) -> list[Condition]:
     """Return the divisibility conditions of a transformers model; the keys are those of `model.config`."""
     return [
         *(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from dslpar.core.mesh import Inner, Keep, Residual, Tensor
+from dslpar.core.mesh import Inner, Keep, Residual, TensorMesh
 from dslpar.layout.divisors import head_ranks
 from dslpar.layout.inferred_value import InferredValue
 from dslpar.schema.sections import ContextParallel, TensorParallel
@@ -93,17 +93,17 @@ UNKNOWN_HEADS = Heads()
 
 def cuboid_of(
     tensor: TensorParallel | None, context: ContextParallel | None = None, heads: Heads = UNKNOWN_HEADS
-) -> Tensor:
+) -> TensorMesh:
     """Return the cuboid that the sections request, which lint must have accepted; one rank without parallelism."""
     if context is not None and context.size > 1 and (tensor is None or tensor.size == 1):
         tensor = TensorParallel(size=context.size, mode="sequence", impl=context.impl)
     if tensor is None or tensor.mode is None:
-        return Tensor()
+        return TensorMesh()
     axes = MODES[tensor.mode].axes(tensor)
     assert axes is not None, "a size that lint would have refused"
     d, q, y, z = axes
     options = {name: option.value for name, option in options_of(tensor).items()}
-    cuboid = Tensor(
+    cuboid = TensorMesh(
         d=d,
         q=q,
         y=y,
@@ -169,14 +169,14 @@ def context_forms(
     return found
 
 
-def _form(cuboid: Tensor) -> str:
+def _form(cuboid: TensorMesh) -> str:
     """Return the name of a cuboid's form of context parallelism."""
     if cuboid.ulysses == 1:
         return "ring"
     return "ulysses" if cuboid.ring == 1 else f"hybrid of {cuboid.ulysses}"
 
 
-def ulysses_size_of(context: ContextParallel | None, cuboid: Tensor, heads: Heads) -> InferredValue:
+def ulysses_size_of(context: ContextParallel | None, cuboid: TensorMesh, heads: Heads) -> InferredValue:
     """Decide how many neighbouring ranks exchange heads in 'hybrid': as configured, else the most that heads allow."""
     if context is not None and context.ulysses_size is not None:
         return InferredValue(context.ulysses_size)

@@ -1,6 +1,6 @@
 """Nearest legal sizes: the neighbouring multiples of one size, or combinations of attention's sizes.
 
->>> nearest_attention(Attention(hidden_size=50, num_heads=6), Tensor(y=4, mode="1d"))
+>>> nearest_attention(Attention(hidden_size=50, num_heads=6), TensorMesh(y=4, mode="1d"))
 [{'num_heads': 4, 'hidden_size': 48}]
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout.divisors import Attention, attention, divisors, head_ranks, ranks, residual_axes
 
 LARGEST = 2**31 - 1
@@ -35,7 +35,7 @@ def multiples(value: int, by: int) -> list[int]:
     return [size for size in (above - by, above) if by <= size <= LARGEST]
 
 
-def nearest_attention(sizes: Attention, cuboid: Tensor) -> list[dict[str, int]]:
+def nearest_attention(sizes: Attention, cuboid: TensorMesh) -> list[dict[str, int]]:
     """Return legal choices of num_heads, num_kv_heads and hidden_size; each choice has only the sizes that change.
 
     As few sizes change as possible, preferably the illegal ones. A single changed size has up to two choices, below and
@@ -101,7 +101,7 @@ class _Demand(NamedTuple):
         )
 
 
-def _demand(sizes: Attention, cuboid: Tensor) -> _Demand:
+def _demand(sizes: Attention, cuboid: TensorMesh) -> _Demand:
     return _Demand(
         heads_by=head_ranks(cuboid),
         hidden_by=math.lcm(*(ranks(cuboid, axes) for axes in residual_axes(cuboid))),

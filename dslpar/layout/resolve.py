@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dslpar.core.mesh import STANDARD_ORDER, Mesh, Tensor
+from dslpar.core.mesh import STANDARD_ORDER, Mesh, TensorMesh
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.family_interface import pipeline_weights
@@ -109,7 +109,7 @@ def heads_of(model: Model | OtherModel) -> Heads:
     return Heads(config.size("heads"), config.size("kv_heads"), config.is_causal)
 
 
-def with_zero(cuboid: Tensor, model: Model | OtherModel, stage: int, num_stages: int) -> Tensor:
+def with_zero(cuboid: TensorMesh, model: Model | OtherModel, stage: int, num_stages: int) -> TensorMesh:
     """Return the cuboid, with `zero_over_d` set if ZeRO can shard over axis d as well as over replicas.
 
     Ranks along d hold equal weights. ZeRO cannot shard over d in a model with experts, since each rank of a tensor

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dslpar.core.mesh import TENSOR_AXES, Tensor
+from dslpar.core.mesh import TENSOR_AXES, TensorMesh
 from dslpar.layout.token_order import Runs, runs
 
 Letters = tuple[str, ...]
@@ -45,14 +45,14 @@ class ActivationSharding(NamedTuple):
         return tuple(self) if num_dims == len(self) else (self.tokens, self.features)
 
 
-def samples_are_cut_first(tensor: Tensor, cuts: ActivationSharding) -> bool:
+def samples_are_cut_first(tensor: TensorMesh, cuts: ActivationSharding) -> bool:
     """Return whether sharding the dims of [batch, sequence, ...] gives each rank the same tokens as [tokens, ...]."""
     ways = (cuts.batch + cuts.sequence, cuts.tokens)
     one, other = ([letter for letter in letters if getattr(tensor, letter) > 1] for letters in ways)
     return one == other
 
 
-def residual_cuts(tensor: Tensor) -> ActivationSharding:
+def residual_cuts(tensor: TensorMesh) -> ActivationSharding:
     """Return the sharding of the residual stream, which is also that of activations sent between stages."""
     over_y = {tensor.residual: ("y",)}
     batch, sequence = _token_cuts(tensor)
@@ -63,7 +63,7 @@ def residual_cuts(tensor: Tensor) -> ActivationSharding:
     )
 
 
-def inner_cuts(tensor: Tensor) -> ActivationSharding:
+def inner_cuts(tensor: TensorMesh) -> ActivationSharding:
     """Return the sharding of qkv, the MLP's hidden layer and the logits."""
     over_z = {tensor.inner: ("z",)}
     batch, sequence = _token_cuts(tensor)
@@ -74,23 +74,23 @@ def inner_cuts(tensor: Tensor) -> ActivationSharding:
     )
 
 
-def _token_cuts(tensor: Tensor) -> tuple[Letters, Letters]:
+def _token_cuts(tensor: TensorMesh) -> tuple[Letters, Letters]:
     """Return the axes of x that split the batch, and the axes that split each sequence."""
     return (("q",), ("d",)) if tensor.split == "sequence" else (("d", "q"), ())
 
 
-def stored_runs(tensor: Tensor, coord: Mapping[str, int], letters: Letters, length: int) -> Runs:
+def stored_runs(tensor: TensorMesh, coord: Mapping[str, int], letters: Letters, length: int) -> Runs:
     """Return which of a sequence's `length` tokens the rank at `coord` stores, if the axes `letters` split it."""
     index, count = piece(tensor, coord, letters)
     return runs(length, ring_of(tensor, letters), index, count)
 
 
-def ring_of(tensor: Tensor, letters: Letters) -> int:
+def ring_of(tensor: TensorMesh, letters: Letters) -> int:
     """Return the number of ranks that store a sequence split by `letters` in zigzag order; 1 for plain order."""
     return tensor.ring if tensor.zigzag and "d" in letters else 1
 
 
-def piece(tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> tuple[int, int]:
+def piece(tensor: TensorMesh, coord: Mapping[str, int], letters: Letters) -> tuple[int, int]:
     """Return (index, count) of the piece that the rank at `coord` holds of a dim split equally by `letters`."""
     index, count = 0, 1
     for letter in letters:

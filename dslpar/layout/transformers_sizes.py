@@ -5,7 +5,7 @@ missing size has the class's default, if the class is known.
 
     >>> args = {"config": {"n_head": 6, "n_embd": 48}}
     >>> config = OtherModel(target="transformers.GPT2LMHeadModel", args=args).transformers
-    >>> [(each.key, each.value, each.why) for each in conditions(config, Tensor(y=4, mode="1d")) if not each.holds]
+    >>> [(each.key, each.value, each.why) for each in conditions(config, TensorMesh(y=4, mode="1d")) if not each.holds]
     [('n_head', 6, 'y = 4')]
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Condition
 from dslpar.schema.sections import OtherModel
@@ -45,7 +45,7 @@ def sizes_of(config: TransformersConfig | None) -> dict[str, Size]:
     return {role: Size(config.key(role), size) for role in _ROLES if (size := config.size(role)) is not None}
 
 
-def conditions(config: TransformersConfig | None, cuboid: Tensor) -> Iterator[Condition]:
+def conditions(config: TransformersConfig | None, cuboid: TensorMesh) -> Iterator[Condition]:
     """Yield the divisibility conditions of each size and of the features that follow from it.
 
     The key of a condition is the config's name of the size.
@@ -77,7 +77,7 @@ def _heads_of_stages(config: TransformersConfig) -> Sequence[int]:
     return heads if all(type(each) is int and each > 0 for each in heads) else ()
 
 
-def _of_stages(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition]:
+def _of_stages(config: TransformersConfig, cuboid: TensorMesh) -> Iterator[Condition]:
     """Yield the conditions of a model that lists heads by stage, as Swin does.
 
     If a stage's heads are a multiple of an earlier stage's, the earlier condition suffices.
@@ -97,7 +97,7 @@ def _of_stages(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition
                     yield divisors.cut(config.author_key("mlp_ratio"), features, cuboid, axes, "TEN131")
 
 
-def _of_decoder(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition]:
+def _of_decoder(config: TransformersConfig, cuboid: TensorMesh) -> Iterator[Condition]:
     """Yield the conditions of a decoder with its own sizes, as in ViTMAE."""
     heads, hidden, ffn = (config.number(name) for name in DECODER)
     heads_key, hidden_key, ffn_key = map(config.author_key, DECODER)

@@ -217,7 +217,7 @@ class Tensor:
         return tensor_key(self._spec)
 
     @cached_property
-    def cuboid(self) -> mesh.Tensor:
+    def cuboid(self) -> mesh.TensorMesh:
         """The tensor ranks as a cuboid (docs/architecture.md, The cuboid); unknown if mode and size do not fit."""
         tensor = self.section
         if tensor is not None and (tensor.mode or tensor.size > 1):
@@ -262,7 +262,7 @@ class Layout:
         self._tensor = tensor
 
     @property
-    def cuboid(self) -> mesh.Tensor:
+    def cuboid(self) -> mesh.TensorMesh:
         """The cuboid of `cx.tensor`. With `data_size` it makes a layout the `KnownSizes` of `dslpar.layout.batch`."""
         return self._tensor.cuboid
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout import divisors, resolve
 from dslpar.layout.batch import Batch
 from dslpar.layout.family_interface import is_chain
@@ -236,7 +236,7 @@ def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool, on_devices: b
     return small
 
 
-def _cuboid(spec: Spec) -> Tensor:
+def _cuboid(spec: Spec) -> TensorMesh:
     """Return the tensor cuboid; the number of heads decides how context parallelism splits into ring and Ulysses."""
     return cuboid_of(spec.parallel.tensor, spec.parallel.context, resolve.heads_of(spec.model))
 

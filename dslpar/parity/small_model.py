@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout import family_interface
 from dslpar.layout.divisors import Condition
 from dslpar.schema.sections import Model, OtherModel
@@ -90,7 +90,7 @@ _FIELDS: Mapping[str, int] = {
 
 
 def small_model(
-    model: Sized, cuboids: Sequence[Tensor], num_layers: int | None, seq_len: int, at_least: int = 1
+    model: Sized, cuboids: Sequence[TensorMesh], num_layers: int | None, seq_len: int, at_least: int = 1
 ) -> SmallModel:
     """Return the model in miniature, with `num_layers` layers and sizes that divide on all cuboids.
 
@@ -114,7 +114,7 @@ def _without_dropout_of_adapters(made: SmallModel) -> SmallModel:
     return SmallModel(model, (*made.changes, change), made.not_proven)
 
 
-def _small_family(model: Model, cuboids: Sequence[Tensor], num_layers: int | None, seq_len: int) -> SmallModel:
+def _small_family(model: Model, cuboids: Sequence[TensorMesh], num_layers: int | None, seq_len: int) -> SmallModel:
     known = {item.name: getattr(model, item.name) for item in fields(type(model))}
     sizes: dict[str, Any] = {name: min(known[name], small) for name, small in _FIELDS.items() if known.get(name)}
     if num_layers is not None:
@@ -218,7 +218,7 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"
 def _small_transformers(
     model: OtherModel,
     config: TransformersConfig,
-    cuboids: Sequence[Tensor],
+    cuboids: Sequence[TensorMesh],
     num_layers: int | None,
     seq_len: int,
     at_least: int,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.core.visible import json_text, visible
 from dslpar.forecast import comparison
 from dslpar.forecast.device import GIB
@@ -74,7 +74,7 @@ def as_text(job: Job, made: Forecast | None = None) -> str:
     return "".join(visible(line) + "\n" for line in lines)
 
 
-def _context(cuboid: Tensor) -> str:
+def _context(cuboid: TensorMesh) -> str:
     """Return context parallelism as a factor of the number of ranks: " * context 4 (ring)".
 
     The text is empty without context parallelism, and for mode 'sequence', whose tensor size already includes it.

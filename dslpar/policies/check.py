@@ -116,7 +116,7 @@ def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) 
         yield _row(name, cuboid_of(parallel), (subject, weights, given, reference))
 
 
-def _row(name: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> Row:
+def _row(name: str, tensor: mesh.TensorMesh, job: tuple[Any, ...]) -> Row:
     try:
         found = run_on_ranks(tensor.size, _on_rank, tensor, job)
     except RankError as error:
@@ -132,7 +132,7 @@ def _row(name: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> Row:
     return Row(name, "exact" if value <= CLOSE else "wrong", value, farthest, said)
 
 
-def _on_rank(tensor: mesh.Tensor, job: tuple[Any, ...]) -> tuple[dict[str, float], list[str] | str] | str:
+def _on_rank(tensor: mesh.TensorMesh, job: tuple[Any, ...]) -> tuple[dict[str, float], list[str] | str] | str:
     """Run one mode on this rank; return (errors by tensor, result of `_dropout`), or the reason of a refusal."""
     subject, weights, given, reference = job
     try:
@@ -142,7 +142,7 @@ def _on_rank(tensor: mesh.Tensor, job: tuple[Any, ...]) -> tuple[dict[str, float
         return error.findings[0].message
 
 
-def _dropout(subject: Subject, tensor: mesh.Tensor, given: hf_parity.Batch) -> list[str] | str:
+def _dropout(subject: Subject, tensor: mesh.TensorMesh, given: hf_parity.Batch) -> list[str] | str:
     """Return the parameters whose copies get different gradients with dropout on, or why dropout is refused."""
     try:
         return hf_parity.differing_copies(subject._replace(config=dropping(subject.config)), tensor, given)

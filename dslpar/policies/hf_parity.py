@@ -198,7 +198,7 @@ def in_float64() -> Iterator[None]:
 
 
 def by_policy(
-    subject: Subject | HuggingFaceModel, weights: Mapping[str, Tensor], tensor: mesh.Tensor, given: Batch
+    subject: Subject | HuggingFaceModel, weights: Mapping[str, Tensor], tensor: mesh.TensorMesh, given: Batch
 ) -> Result:
     """Compute the result by a policy on the ranks of `tensor`, and gather it. Leaves the default dtype at float64."""
     torch.set_default_dtype(torch.float64)
@@ -227,7 +227,7 @@ def by_policy(
     return Result((whole, *(each.detach() for each in others)), loss.detach(), gradients)
 
 
-def differing_copies(subject: Subject, tensor: mesh.Tensor, given: Batch) -> list[str]:
+def differing_copies(subject: Subject, tensor: mesh.TensorMesh, given: Batch) -> list[str]:
     """Return the parameters of which ranks with equal copies get gradients that differ in any bit. Collective.
 
     It is for configs with dropout. If copies get different dropout masks, they drift apart, which no loss shows.

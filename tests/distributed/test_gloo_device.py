@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.gloo_device import share_device
@@ -34,7 +34,7 @@ def threads(name: str) -> int:
 
 
 def many_groups(rank: int) -> tuple[int, int, list[float]]:
-    groups = Groups(Mesh(tensor=Tensor(q=2, y=2, mode="2d", residual="hidden")))
+    groups = Groups(Mesh(tensor=TensorMesh(q=2, y=2, mode="2d", residual="hidden")))
     others = [dist.new_group([0, 1, 2, 3]) for _ in range(3)]
     sums = []
     for axis in ("tensor", "q", "y"):

@@ -33,7 +33,7 @@ import torch.distributed as dist
 import transformers
 
 from dslpar.core.errors import DslparError
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.distributed.groups import Groups
 from dslpar.layout.modes import cuboid_of
 from dslpar.models.layered import build_module
@@ -46,7 +46,7 @@ from tests.support.paths import ROOT
 from tests.support.ranks import on_ranks
 
 SHOWN = ("1d 2", "1d 2 sequence", "2d 4", "3d 8", "cuboid (1, 2, 2)")
-LAYOUTS: Mapping[str, Tensor] = {name: cuboid_of(MODES[name]) for name in SHOWN}
+LAYOUTS: Mapping[str, TensorMesh] = {name: cuboid_of(MODES[name]) for name in SHOWN}
 RANKS, TIMEOUT = 8, timedelta(days=1)
 PAGE = ROOT / "docs" / "derived_policies.md"
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore  # once, not in every fork: it takes 1 s
 
 from dslpar.core.fork import fork
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.watchdog.cpu_progress import Progress, processor_use
 from tests.support.ranks import on_ranks
 from tests.support.waiting import IDLE_S
@@ -43,13 +43,13 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def on_last_ranks(fn: Callable[[Tensor], Any], tensors: Sequence[Tensor]) -> list[Any]:
+def on_last_ranks(fn: Callable[[TensorMesh], Any], tensors: Sequence[TensorMesh]) -> list[Any]:
     """Return `fn(tensor)` on the last rank of each cuboid, in a world of exactly its ranks."""
     (values,) = on_ranks(1, _one_by_one, fn, tensors, init=None)
     return list(values)
 
 
-def _one_by_one(fn: Callable[[Tensor], Any], tensors: Sequence[Tensor]) -> list[Any]:
+def _one_by_one(fn: Callable[[TensorMesh], Any], tensors: Sequence[TensorMesh]) -> list[Any]:
     values = []
     for tensor in tensors:
         with fake_world(tensor.size - 1, tensor.size):

@@ -5,29 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 
-ONE_D = {f"1d-{size}": Tensor(y=size, mode="1d") for size in (2, 3, 4, 6)}
-SEQUENCE = {f"1d-sequence-{size}": Tensor(y=size, mode="1d", residual="sequence") for size in (2, 3, 4, 6)}
-TWO_D = {"2d-4": Tensor(q=2, y=2, mode="2d", residual="hidden")}
+ONE_D = {f"1d-{size}": TensorMesh(y=size, mode="1d") for size in (2, 3, 4, 6)}
+SEQUENCE = {f"1d-sequence-{size}": TensorMesh(y=size, mode="1d", residual="sequence") for size in (2, 3, 4, 6)}
+TWO_D = {"2d-4": TensorMesh(q=2, y=2, mode="2d", residual="hidden")}
 TWO_AND_A_HALF_D = {
-    "2.5d-8-depth-2": Tensor(d=2, q=2, y=2, mode="2.5d", residual="hidden"),
-    "2.5d-3-depth-3": Tensor(d=3, mode="2.5d", residual="hidden"),
-    "2.5d-12-depth-3": Tensor(d=3, q=2, y=2, mode="2.5d", residual="hidden"),
+    "2.5d-8-depth-2": TensorMesh(d=2, q=2, y=2, mode="2.5d", residual="hidden"),
+    "2.5d-3-depth-3": TensorMesh(d=3, mode="2.5d", residual="hidden"),
+    "2.5d-12-depth-3": TensorMesh(d=3, q=2, y=2, mode="2.5d", residual="hidden"),
 }
-THREE_D = {"3d-8": Tensor(q=2, y=2, z=2, mode="3d", residual="batch", inner="batch", keep="none")}
+THREE_D = {"3d-8": TensorMesh(q=2, y=2, z=2, mode="3d", residual="batch", inner="batch", keep="none")}
 CUBOID = {
-    "cuboid-2-3-2": Tensor(q=2, y=3, z=2, mode="cuboid", residual="hidden", keep="none"),
-    "cuboid-1-2-2-replicated": Tensor(y=2, z=2, mode="cuboid"),
-    "cuboid-1-2-2-sequence-batch": Tensor(y=2, z=2, mode="cuboid", residual="sequence", inner="batch"),
-    "3d-8-sequence-heads": Tensor(q=2, y=2, z=2, mode="3d", residual="sequence"),
+    "cuboid-2-3-2": TensorMesh(q=2, y=3, z=2, mode="cuboid", residual="hidden", keep="none"),
+    "cuboid-1-2-2-replicated": TensorMesh(y=2, z=2, mode="cuboid"),
+    "cuboid-1-2-2-sequence-batch": TensorMesh(y=2, z=2, mode="cuboid", residual="sequence", inner="batch"),
+    "3d-8-sequence-heads": TensorMesh(q=2, y=2, z=2, mode="3d", residual="sequence"),
 }
 SPLIT = {
-    f"{impl}-{size}": Tensor(d=size, mode="sequence", split="sequence", impl=impl)  # type: ignore[arg-type]
+    f"{impl}-{size}": TensorMesh(d=size, mode="sequence", split="sequence", impl=impl)  # type: ignore[arg-type]
     for impl, size in product(("ring", "ulysses"), (2, 3, 4, 6))
 }
 ZIGZAG = {f"{name}-zigzag": replace(SPLIT[name], zigzag=True) for name in ("ring-2", "ring-3", "ring-4")}
-HYBRID = Tensor(d=4, mode="sequence", split="sequence", impl="hybrid", ulysses_size=2, zigzag=True)
+HYBRID = TensorMesh(d=4, mode="sequence", split="sequence", impl="hybrid", ulysses_size=2, zigzag=True)
 CONTEXT = {
     "hybrid-4": HYBRID,
     "ring-2-1d-2": replace(ONE_D["1d-2"], d=2, split="sequence", zigzag=True),
@@ -52,11 +52,11 @@ RESIDUALS = ("replicated", "sequence", "hidden", "batch")
 INNERS = ("batch", "heads")
 
 
-def _cuboid(x: int, y: int, z: int) -> dict[str, Tensor]:
+def _cuboid(x: int, y: int, z: int) -> dict[str, TensorMesh]:
     """Return one shape with every way to keep the residual and the inner activations; a cube is mode 3d."""
     mode = "3d" if x == y == z else "cuboid"
     return {
-        f"{mode}-{x}-{y}-{z}-{residual}-{inner}": Tensor(
+        f"{mode}-{x}-{y}-{z}-{residual}-{inner}": TensorMesh(
             q=x,
             y=y,
             z=z,
@@ -81,20 +81,20 @@ CUBOIDS = {
 KEEPS = ("x", "w", "both", "none")
 
 
-def kept(names: list[str]) -> dict[str, Tensor]:
+def kept(names: list[str]) -> dict[str, TensorMesh]:
     """Return the named layouts with each choice of panels that are kept until the backward."""
     return {
         f"{name}-keep-{keep}": replace((LAYOUTS | CUBOIDS)[name], keep=keep) for name, keep in product(names, KEEPS)
     }  # type: ignore[arg-type]
 
 
-def everything() -> dict[str, Tensor]:
+def everything() -> dict[str, TensorMesh]:
     """Return every cuboid up to 8 ranks with axes of 1 or 2, in every way to keep residual and inner activations.
 
     A batch in 8 pieces is left out, since 8 does not divide the proof's 12 samples.
     """
     return {
-        f"d{d}q{q}y{y}z{z}-{residual}-{inner}-{keep}": Tensor(
+        f"d{d}q{q}y{y}z{z}-{residual}-{inner}-{keep}": TensorMesh(
             d=d,
             q=q,
             y=y,
@@ -114,7 +114,7 @@ def everything() -> dict[str, Tensor]:
     }
 
 
-def mode_of(tensor: Tensor) -> str:
+def mode_of(tensor: TensorMesh) -> str:
     """Return the mode, counting 1d with sequence, ring and Ulysses as separate modes.
 
     "context" is context parallelism beside a mode, or ring and Ulysses together.

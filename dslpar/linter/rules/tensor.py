@@ -175,7 +175,7 @@ def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
         yield cx.problem(("data.seq_len", key), message, f"nearest legal: {nearest}")
 
 
-def gathered_panels(cuboid: mesh.Tensor) -> set[str]:
+def gathered_panels(cuboid: mesh.TensorMesh) -> set[str]:
     """Return what a linear layer gathers before its matrix product: "x" for activations, "w" for weights.
 
     docs/architecture.md, The cuboid, calls these gathered tensors the X panel and the W panel.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Attention, Condition
 from dslpar.layout.inferred_value import InferredValue
@@ -17,7 +17,7 @@ def attention_sizes(model: GPT) -> Attention:
     return Attention(model.hidden_size, model.num_heads, model.num_kv_heads, model.positions == "rotary")
 
 
-def conditions(model: GPT, cuboid: Tensor, seq_len: int) -> list[Condition]:
+def conditions(model: GPT, cuboid: TensorMesh, seq_len: int) -> list[Condition]:
     """Return the divisibility conditions; `seq_len` 0: unknown."""
     return [
         *divisors.attention(attention_sizes(model), cuboid),
@@ -26,7 +26,7 @@ def conditions(model: GPT, cuboid: Tensor, seq_len: int) -> list[Condition]:
     ]
 
 
-def padding(model: GPT, cuboid: Tensor) -> list[Condition]:
+def padding(model: GPT, cuboid: TensorMesh) -> list[Condition]:
     """Return the condition on the vocabulary, which padding meets."""
     return [divisors.vocabulary(model.vocab_size, cuboid)]
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from dslpar.core.errors import DslparError
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Condition
 from dslpar.layout.nearest import describe, multiples, nearest_attention
@@ -118,7 +118,7 @@ def _nearest_legal(cx: Context) -> str:
     try:
         cuboid = cx.tensor.cuboid
     except UnknownValueError:  # another rule reports it; assume one rank, which has the fewest conditions
-        cuboid = Tensor()
+        cuboid = TensorMesh()
 
     choices = nearest_attention(attention_sizes(_gpt(cx)), cuboid)
     return describe(choices, lambda key: _name(cx, f"model.{key}"))

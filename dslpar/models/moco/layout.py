@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Attention, Condition
 from dslpar.layout.inferred_value import InferredValue
@@ -16,7 +16,7 @@ IS_CHAIN = False
 """Whether a pipeline can cut the model. It cannot: a MoCo's step is one micro-batch, whose samples are all compared."""
 
 
-def conditions(model: MoCo, cuboid: Tensor, seq_len: int) -> list[Condition]:
+def conditions(model: MoCo, cuboid: TensorMesh, seq_len: int) -> list[Condition]:
     """Return the divisibility conditions."""
     sides = Condition("hidden_size", model.hidden_size, 4, "4 (sine and cosine of two sides' positions)", "TEN140")
     return [
@@ -29,14 +29,14 @@ def conditions(model: MoCo, cuboid: Tensor, seq_len: int) -> list[Condition]:
     ]
 
 
-def samples(cuboid: Tensor) -> Condition:
+def samples(cuboid: TensorMesh) -> Condition:
     """Return MoCo's condition on a micro-batch's samples: the heads cut them over all axes that cut tokens."""
     cuts = residual_cuts(cuboid).tokens, inner_cuts(cuboid).tokens
     axes = max(cuts, key=lambda letters: divisors.ranks(cuboid, letters))
     return divisors.cut("batch.micro_size", 0, cuboid, axes, "BAT221")
 
 
-def padding(model: MoCo, cuboid: Tensor) -> list[Condition]:
+def padding(model: MoCo, cuboid: TensorMesh) -> list[Condition]:
     """Return an empty list, since there is no vocabulary to pad."""
     return []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Condition
 from dslpar.layout.inferred_value import InferredValue
@@ -12,7 +12,7 @@ from dslpar.layout.stages import EvenWeights, num_matches
 from dslpar.models.resmlp.section import ResMLP
 
 
-def conditions(model: ResMLP, cuboid: Tensor, seq_len: int) -> list[Condition]:
+def conditions(model: ResMLP, cuboid: TensorMesh, seq_len: int) -> list[Condition]:
     """Return the divisibility conditions."""
     return [
         *divisors.residual_features(model.hidden_size, cuboid),
@@ -22,7 +22,7 @@ def conditions(model: ResMLP, cuboid: Tensor, seq_len: int) -> list[Condition]:
     ]
 
 
-def padding(model: ResMLP, cuboid: Tensor) -> list[Condition]:
+def padding(model: ResMLP, cuboid: TensorMesh) -> list[Condition]:
     """Return an empty list, since there is no vocabulary to pad."""
     return []
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.deepspeed_config import overlaps_reduction
 from dslpar.layout.divisors import Condition, divisors, least_micro_size
@@ -55,7 +55,7 @@ def below_break_even(cx: Context) -> Iterator[Problem]:
         least, samples = least_micro_size(cuboid), -(-found.needed // seq_len)
         hints.append(f"batch.micro_size at least {-(-samples // least) * least}")
         since = f"{cuboid.mode!r} sends less from {found.needed} tokens on"
-    if _all_hold(conditions(model, Tensor(y=cuboid.size, mode="1d"), seq_len)):
+    if _all_hold(conditions(model, TensorMesh(y=cuboid.size, mode="1d"), seq_len)):
         hints.append("mode='1d'")
     if found.sent > found.sent_in_1d and hints:
         numbers = f"{found.held:,} elements of weights and activations, '1d' {found.held_in_1d:,}"

@@ -51,7 +51,7 @@ def assert_equal(state: State, wanted: State) -> None:
 CHAIN = ("1d-3", "2d-4", "ring-2", "2.5d-8-depth-2", "1d-sequence-2", "3d-8", "ulysses-2", "cuboid-1-2-3-hidden-heads")
 
 
-def saved_and_loaded(tensor: mesh.Tensor, other: State) -> tuple[State, State]:
+def saved_and_loaded(tensor: mesh.TensorMesh, other: State) -> tuple[State, State]:
     """Return the state of a model with seed 3, and the state after other weights were loaded."""
     from dslpar.checkpoint import full_state, load_full_state
 
@@ -76,7 +76,7 @@ def test_weights_go_from_mode_to_mode() -> None:
         state = after
 
 
-def saved_by_the_first(tensor: mesh.Tensor) -> State:
+def saved_by_the_first(tensor: mesh.TensorMesh) -> State:
     from dslpar.checkpoint import full_state
 
     groups = Groups(Mesh(tensor=tensor))
@@ -182,7 +182,7 @@ def test_masters_of_half_precision_are_returned_and_loaded(zero: int) -> None:
 # ---- weights of another model ----
 
 
-def refused(tensor: mesh.Tensor, given: State, strict: bool) -> str:
+def refused(tensor: mesh.TensorMesh, given: State, strict: bool) -> str:
     from dslpar.checkpoint import full_state, load_full_state
 
     groups = Groups(Mesh(tensor=tensor))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dslpar.core.mesh import Mesh
-from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.core.mesh import TensorMesh as Cuboid
 from dslpar.distributed import collectives, gloo_collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dslpar.core.mesh import LEGACY_ORDER, Mesh, Tensor
+from dslpar.core.mesh import LEGACY_ORDER, Mesh, TensorMesh
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups, Mpu
@@ -28,10 +28,10 @@ NAMES = (
     ("pipe", "data", "tensor"),
 )
 MESHES = (
-    Mesh(pipe=2, data=2, tensor=Tensor(y=2)),
-    Mesh(pipe=2, data=2, tensor=Tensor(y=2), order=LEGACY_ORDER),
-    Mesh(data=2, tensor=Tensor(q=2, y=2)),
-    Mesh(tensor=Tensor(d=2, q=2, y=2)),
+    Mesh(pipe=2, data=2, tensor=TensorMesh(y=2)),
+    Mesh(pipe=2, data=2, tensor=TensorMesh(y=2), order=LEGACY_ORDER),
+    Mesh(data=2, tensor=TensorMesh(q=2, y=2)),
+    Mesh(tensor=TensorMesh(d=2, q=2, y=2)),
     Mesh(data=3),
 )
 
@@ -92,7 +92,7 @@ def mpu_answers(mesh: Mesh) -> dict[str, object]:
 
 
 def test_mpu() -> None:
-    answers = on_ranks(4, mpu_answers, Mesh(data=2, tensor=Tensor(y=2)))[3]
+    answers = on_ranks(4, mpu_answers, Mesh(data=2, tensor=TensorMesh(y=2)))[3]
     assert answers == {
         "get_sequence_parallel_group": [3],
         "get_sequence_parallel_rank": 0,
@@ -115,7 +115,7 @@ def test_mpu() -> None:
 
 def test_mpu_where_zero_shards_over_d() -> None:
     """DeepSpeed's sequence parallel ranks are those of d, which do not step copies of the weights together."""
-    answers = on_ranks(8, mpu_answers, Mesh(data=2, tensor=Tensor(d=2, y=2, zero_over_d=True)))[6]
+    answers = on_ranks(8, mpu_answers, Mesh(data=2, tensor=TensorMesh(d=2, y=2, zero_over_d=True)))[6]
     assert answers == {
         "get_sequence_parallel_group": [4, 6],
         "get_sequence_parallel_rank": 1,

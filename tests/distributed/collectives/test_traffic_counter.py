@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.schema import sections
@@ -19,7 +19,7 @@ from tests.support.ranks import on_ranks
 from tests.support.traffic_counter import counting
 from tests.support.versions import needs_torch
 
-MESH = Mesh(data=2, tensor=Tensor(d=2, y=2, mode="cuboid"))
+MESH = Mesh(data=2, tensor=TensorMesh(d=2, y=2, mode="cuboid"))
 ELEMENTS = 12
 
 CALLS: dict[str, tuple[Callable[[collectives.Axis], Any], str, Fraction | int]] = {
@@ -124,7 +124,7 @@ def dtensor() -> dict[str, Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    groups = Groups(Mesh(tensor=Tensor(y=2, mode="1d")))
+    groups = Groups(Mesh(tensor=TensorMesh(y=2, mode="1d")))
     mlp = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 8, bias=False))
     parallelize_module(mlp, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "1": RowwiseParallel()})
     inputs = torch.ones(4, 8, requires_grad=True)

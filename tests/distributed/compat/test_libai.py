@@ -12,7 +12,7 @@ from torch import nn
 import dslpar
 from dslpar import layers as library
 from dslpar.core.errors import DslparError
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.distributed.groups import Groups
 from dslpar.models.sequential import Layers, Sequential
 from tests.support.forked_training import start_job, train_alone
@@ -194,7 +194,7 @@ def test_a_layer_of_a_config_is_given_its_layer_idx() -> None:
 
 
 def one_d() -> Groups:
-    return Groups.without_processes(Mesh(tensor=Tensor(mode="1d")))
+    return Groups.without_processes(Mesh(tensor=TensorMesh(mode="1d")))
 
 
 LAYERS = """\

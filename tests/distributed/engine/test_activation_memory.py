@@ -45,7 +45,7 @@ INTERVALS = (0, 1, 3)
 # ---- one stage ----
 
 
-def _waiting(gpt: section.GPT, tensor: mesh.Tensor) -> dict[int, int]:
+def _waiting(gpt: section.GPT, tensor: mesh.TensorMesh) -> dict[int, int]:
     """Return the bytes that a whole model's forward leaves alive, by interval of recomputation."""
     groups, found = Groups(Mesh(tensor=tensor)), {}
     ids = torch.zeros(SAMPLES, LENGTH, dtype=torch.int64)
@@ -62,7 +62,7 @@ def _waiting(gpt: section.GPT, tensor: mesh.Tensor) -> dict[int, int]:
     return found
 
 
-def _alone(gpt: section.GPT, tensor: mesh.Tensor, interval: int) -> Workload:
+def _alone(gpt: section.GPT, tensor: mesh.TensorMesh, interval: int) -> Workload:
     recompute: Recompute = "full" if interval else "none"
     return Workload(
         model=gpt,
@@ -78,7 +78,7 @@ def _alone(gpt: section.GPT, tensor: mesh.Tensor, interval: int) -> Workload:
     )
 
 
-def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:
+def kept(tensor: mesh.TensorMesh) -> list[mesh.TensorMesh]:
     """Return the layout with each choice of panels that are kept until the backward."""
     return [replace(tensor, keep=keep) for keep in KEEPS]  # type: ignore[arg-type]
 
@@ -118,7 +118,7 @@ def test_bytes_of_a_logit(dtype: torch.dtype, expected: int) -> None:
         live.peak = 0  # a CPU upcasts before its softmax
         losses.sum().backward(inputs=[logits])
     assert (live.peak - before) / (tokens * vocab) == pytest.approx(expected, rel=TOLERANCE)
-    made = replace(_alone(GPT2, mesh.Tensor(), 0), dtype="bf16" if dtype is torch.bfloat16 else "fp32")
+    made = replace(_alone(GPT2, mesh.TensorMesh(), 0), dtype="bf16" if dtype is torch.bfloat16 else "fp32")
     needed = activations(made, 0)
     assert needed.logits == expected * float(made.costs.logits)
     assert needed.output == torch.empty(0, dtype=dtype).element_size() * float(made.costs.logits)

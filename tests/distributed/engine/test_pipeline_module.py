@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dslpar.core.mesh import LEGACY_ORDER, STANDARD_ORDER, Mesh
-from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.core.mesh import TensorMesh as Cuboid
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section
 from dslpar.schema import sections

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dslpar
-from dslpar.core.mesh import LEGACY_ORDER, Mesh, Tensor
+from dslpar.core.mesh import LEGACY_ORDER, Mesh, TensorMesh
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
@@ -28,7 +28,7 @@ from tests.support.ranks import on_ranks
 # ---- the view of the mesh ----
 
 MESHES = [
-    Mesh(pipe=4, data=2, tensor=Tensor(y=2, mode="1d")),
+    Mesh(pipe=4, data=2, tensor=TensorMesh(y=2, mode="1d")),
     Mesh(pipe=3, data=2, order=LEGACY_ORDER),
     Mesh(data=2),
 ]

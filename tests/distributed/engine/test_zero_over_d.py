@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dslpar.core.mesh import Mesh
-from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.core.mesh import TensorMesh as Cuboid
 from dslpar.distributed import deepspeed_patches
 from dslpar.distributed.groups import Groups
 from dslpar.engine.whole_gradients import share_whole_gradients

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from tests.distributed.layers.cases import CASES, FAMILIES
 from tests.support.layouts import CUBOIDS, LAYOUTS, kept, mode_of
 from tests.support.sampling import greedy_cover
@@ -23,10 +23,10 @@ PROVEN = LAYOUTS | SIDES | {name: tensor for name, tensor in KEPT.items() if ten
 """All layouts of the proof."""
 
 Sample = Mapping[str, tuple[str, ...]]
-Seen = Callable[[Tensor, str], set[Hashable]]
+Seen = Callable[[TensorMesh, str], set[Hashable]]
 
 
-def seen(tensor: Tensor, case: str) -> set[Hashable]:
+def seen(tensor: TensorMesh, case: str) -> set[Hashable]:
     """Return the features of a row: each case in each mode, with each `keep`, and each way to keep the residual and the
     inner activations; and some model with each combination of these, and on each number of ranks of a mode.
     """
@@ -35,14 +35,14 @@ def seen(tensor: Tensor, case: str) -> set[Hashable]:
     return pairs | ({(mode, tensor.size), (mode, *held.values())} if FAMILIES[case] == "models" else set())
 
 
-def seen_after_steps(tensor: Tensor, case: str) -> set[Hashable]:
+def seen_after_steps(tensor: TensorMesh, case: str) -> set[Hashable]:
     """Return the features after steps: each case, and a layer and a model in each mode. Only copies remain to be
     checked.
     """
     return {case, (mode_of(tensor), FAMILIES[case] == "models"), tensor.size}
 
 
-def covering(layouts: Mapping[str, Tensor], seen: Seen) -> Sample:
+def covering(layouts: Mapping[str, TensorMesh], seen: Seen) -> Sample:
     """Return rows that have all features of all rows: {layout: cases}."""
     found = {(name, case.__name__): seen(tensor, case.__name__) for name, tensor in layouts.items() for case in CASES}
     chosen = greedy_cover(found, lambda row: layouts[row[0]].size)
@@ -50,7 +50,7 @@ def covering(layouts: Mapping[str, Tensor], seen: Seen) -> Sample:
     return {name: cases for name, cases in rows.items() if cases}
 
 
-def seen_in(layouts: Mapping[str, Tensor], sample: Sample, seen: Seen) -> set[Hashable]:
+def seen_in(layouts: Mapping[str, TensorMesh], sample: Sample, seen: Seen) -> set[Hashable]:
     """Return the features of a sample's rows."""
     return set().union(*(seen(layouts[name], case) for name, cases in sample.items() for case in cases))
 

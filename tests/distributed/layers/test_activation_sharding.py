@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
-from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.core.mesh import TensorMesh as Cuboid
 from dslpar.distributed.groups import Groups
 from dslpar.layers import MLP, LayerNorm, from_inner, from_residual, initialize, placement, to_inner, to_residual
 from tests.support.layouts import LAYOUTS

@@ -25,7 +25,7 @@ from tests.support.ranks import on_ranks
 from tests.support.versions import needs_torch
 
 SHAPE = (BATCH, SEQUENCE, HIDDEN)
-HALVES = mesh.Tensor(q=2, mode="cuboid")
+HALVES = mesh.TensorMesh(q=2, mode="cuboid")
 """Halves of the batch."""
 GROUPED: dict[str, Any] = {"num_kv_heads": KV_HEADS, "rotary": Rotary()}
 
@@ -84,7 +84,7 @@ def test_documents_are_as_if_alone() -> None:
                 assert torch.allclose(packed[sample, own], alone, atol=2e-6 * alone.abs().max().item())
 
 
-def refused(tensor: mesh.Tensor, mask: Tensor) -> str:
+def refused(tensor: mesh.TensorMesh, mask: Tensor) -> str:
     groups = Groups(Mesh(tensor=tensor))
     x = torch.zeros(placement.residual(tensor, *SHAPE).local_shape)
     try:
@@ -122,7 +122,7 @@ def test_heads_that_do_not_divide(sizes: tuple[Any, ...], codes: list[str]) -> N
     assert [finding.code for finding in raised.value.findings] == codes
 
 
-def heads_over(tensor: mesh.Tensor, heads: int, kv_heads: int) -> list[str]:
+def heads_over(tensor: mesh.TensorMesh, heads: int, kv_heads: int) -> list[str]:
     try:
         Attention(Groups(Mesh(tensor=tensor)), 48, heads, num_kv_heads=kv_heads)
     except DslparError as error:
@@ -153,7 +153,7 @@ def test_torch_without_grouped_queries(causal: bool, monkeypatch: pytest.MonkeyP
 # ---- dropout ----
 
 
-def kept_probabilities(tensor: mesh.Tensor) -> Tensor:
+def kept_probabilities(tensor: mesh.TensorMesh) -> Tensor:
     """Return [batch, heads, sequence] of this rank: the sums of kept probabilities, with all keys equal."""
     groups = Groups(Mesh(tensor=tensor))
     layer = made(groups, causal=False, dropout=0.5)
@@ -178,7 +178,7 @@ def test_dropout_differs_between_pieces(layout: str) -> None:
 # ---- half precision ----
 
 
-def in_bfloat16(tensor: mesh.Tensor) -> dict[str, Any]:
+def in_bfloat16(tensor: mesh.TensorMesh) -> dict[str, Any]:
     """Return the dtypes of a Llama block, and the difference of bfloat16 from float32, of output and gradients."""
     groups = Groups(Mesh(tensor=tensor))
     at = placement.residual(tensor, *SHAPE)
@@ -230,7 +230,7 @@ def test_what_a_ring_of_bfloat16_loses(ranks: int, error: float) -> None:
 # ---- ranks agree ----
 
 
-def outputs(tensor: mesh.Tensor, dtype: torch.dtype) -> Tensor:
+def outputs(tensor: mesh.TensorMesh, dtype: torch.dtype) -> Tensor:
     groups = Groups(Mesh(tensor=tensor))
     layer, at = made(groups, causal=False), placement.residual(tensor, *SHAPE)
     with torch.inference_mode():
@@ -241,7 +241,7 @@ def outputs(tensor: mesh.Tensor, dtype: torch.dtype) -> Tensor:
 @needs_torch(5, "its gloo gathers nothing in inference mode")
 def test_evaluation_in_inference_mode_gives_the_same() -> None:
     """Float32 in another order of summation."""
-    whole = outputs(mesh.Tensor(), torch.float32)
+    whole = outputs(mesh.TensorMesh(), torch.float32)
     for y in on_ranks(2, outputs, LAYOUTS["ring-2"], torch.float32):
         assert (y - whole).abs().max() < 1e-4 * whole.abs().max()
 
@@ -263,7 +263,7 @@ def test_the_last_tokens_attend_within_a_window(causal: bool, masked: bool) -> N
     assert (far - whole).abs().max() > 1e-2
 
 
-def seeds(tensor: mesh.Tensor) -> list[Tensor]:
+def seeds(tensor: mesh.TensorMesh) -> list[Tensor]:
     groups = Groups(Mesh(tensor=tensor))
     layer = made(groups, causal=False, dropout=0.5, window=SEQUENCE)
     q, k, v = (torch.zeros(BATCH, heads, SEQUENCE // tensor.context, layer.head_dim) for heads in layer.heads)

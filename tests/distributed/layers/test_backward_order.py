@@ -72,7 +72,7 @@ def _logged_collectives(log: list[str]) -> Iterator[None]:
             setattr(collectives, f"start_{name}", start)
 
 
-def events(tensor: mesh.Tensor) -> list[str]:
+def events(tensor: mesh.TensorMesh) -> list[str]:
     """Return the events in the backward of a linear that reads the residual stream."""
     groups, log = Groups(Mesh(tensor=tensor)), list[str]()
     layer = Linear(groups, IN, OUT, role="inward")

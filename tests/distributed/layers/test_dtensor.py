@@ -13,7 +13,7 @@ import torch
 
 import dslpar
 from dslpar.core.errors import DslparError
-from dslpar.core.mesh import LEGACY_ORDER, Mesh, Tensor
+from dslpar.core.mesh import LEGACY_ORDER, Mesh, TensorMesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Linear, gather, initialize, placement_of
 from tests.support.paths import ROOT
@@ -27,8 +27,8 @@ if TORCH < (2, 5):
 from dslpar.layers import dtensor
 from dslpar.layers.dtensor import broadcast, partial_sum, split
 
-FOUR = Mesh(data=2, tensor=Tensor(y=2, mode="1d"))
-EIGHT = Mesh(pipe=2, data=2, tensor=Tensor(y=2, mode="1d"))
+FOUR = Mesh(data=2, tensor=TensorMesh(y=2, mode="1d"))
+EIGHT = Mesh(pipe=2, data=2, tensor=TensorMesh(y=2, mode="1d"))
 NOISE = torch.arange(16 * 8, dtype=torch.float64).view(16, 8)
 PARALLEL = "parallel = dict(data=2, tensor=dict(size=2, mode='1d'))\nbatch = dict(micro_size=1)\n"
 
@@ -115,7 +115,7 @@ def test_gradients_through_a_product() -> None:
 
 
 def _meshes() -> Any:
-    groups = Groups(Mesh(data=2, tensor=Tensor(q=2, y=2, mode="2d", residual="hidden")))
+    groups = Groups(Mesh(data=2, tensor=TensorMesh(q=2, y=2, mode="2d", residual="hidden")))
     asked = [("y", "q"), ("x", "y"), ("tensor", "data"), ("data",), ("pipe", "z", "y")]
     rank = groups.rank
     mine = torch.full((4,), float(rank))
@@ -145,7 +145,7 @@ def test_any_axes_in_any_order_and_whose_tensor_counts() -> None:
         assert parts == [1, 1]
 
 
-CUBE = Tensor(q=2, y=2, z=2, mode="3d", residual="hidden", inner="heads")
+CUBE = TensorMesh(q=2, y=2, z=2, mode="3d", residual="hidden", inner="heads")
 
 
 def _parameters() -> Any:
@@ -184,7 +184,7 @@ README = ROOT / "layers" / "README.md"
 def _of_the_readme(code: str) -> Any:
     names: dict[str, Any] = {
         "torch": torch,
-        "groups": Groups(Mesh(tensor=Tensor(q=2, y=2, mode="2d", residual="hidden"))),
+        "groups": Groups(Mesh(tensor=TensorMesh(q=2, y=2, mode="2d", residual="hidden"))),
     }
     exec(code, names)
     return names["mesh"].mesh.tolist(), names["noise"].full_tensor()

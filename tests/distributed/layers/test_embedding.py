@@ -12,7 +12,7 @@ import torch
 
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
-from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.core.mesh import TensorMesh as Cuboid
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Embedding, PositionEmbedding, gather, initialize
 from tests.support.layouts import LAYOUTS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.distributed import gloo_collectives
 from tests.distributed.layers.cases import CASES, errors
 from tests.distributed.layers.sampled_rows import EACH_SIZE, EACH_TIME, KINDS, OTHER_SIZES, PROOF, PROVEN, seen, seen_in
@@ -18,7 +18,7 @@ from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
 
-def assert_exact(tensor: Tensor, *cases: str) -> None:
+def assert_exact(tensor: TensorMesh, *cases: str) -> None:
     for rank, found in enumerate(on_ranks(tensor.size, errors, tensor, *cases)):
         wrong = {what: error for what, error in found.items() if not error <= TOLERANCE}
         assert not wrong, f"rank {rank} of {tensor}: {wrong}"
@@ -51,10 +51,10 @@ def test_layers_equal_dense_ones_as_over_nccl(name: str, monkeypatch: pytest.Mon
 
 
 def test_one_process_equals_dense() -> None:
-    assert_exact(Tensor())
+    assert_exact(TensorMesh())
 
 
-NINE = Tensor(q=3, y=3, mode="2d", residual="hidden")
+NINE = TensorMesh(q=3, y=3, mode="2d", residual="hidden")
 
 
 @pytest.mark.prove

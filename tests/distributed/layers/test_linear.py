@@ -72,7 +72,7 @@ def by_rank(panel: Tensor, sharding: Sharding) -> Tensor:
 # Comparison -------------------------------------------------------------------------------------------------------
 
 
-def differences(tensor: mesh.Tensor) -> Errors:
+def differences(tensor: mesh.TensorMesh) -> Errors:
     """Compare output and every gradient on this rank: inward, outward and with blocks, with 2 and 3 dims."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
@@ -126,7 +126,7 @@ def test_the_product_equals_its_definition(name: str) -> None:
         assert not {what: error for what, error in found.items() if not error <= 1e-15}
 
 
-def scrambled(tensor: mesh.Tensor) -> float:
+def scrambled(tensor: mesh.TensorMesh) -> float:
     """Return `differences` if blocks are sharded as one."""
     original_split = Sharding.start_reduce
 
@@ -147,7 +147,7 @@ def test_blocks_that_are_cut_as_one_are_detected() -> None:
 Frozen = tuple[str, ...]
 
 
-def all_calls(tensor: mesh.Tensor, cases: list[Frozen]) -> list[dict[tuple[str, str], int]]:
+def all_calls(tensor: mesh.TensorMesh, cases: list[Frozen]) -> list[dict[tuple[str, str], int]]:
     """Count collectives of an inward linear's backward if the named ones of x, weight and bias need no gradient."""
     groups = Groups(Mesh(tensor=tensor))
     return [calls_of_backward(groups, frozen) for frozen in cases]
@@ -187,7 +187,7 @@ def test_no_collective_serves_what_is_frozen() -> None:
         assert dict(zip(INWARD_3D, calls, strict=True)) == INWARD_3D
 
 
-def saved_elements(tensor: mesh.Tensor, frozen: Frozen) -> int:
+def saved_elements(tensor: mesh.TensorMesh, frozen: Frozen) -> int:
     """Return what an inward linear keeps for its backward."""
     groups = Groups(Mesh(tensor=tensor))
     layer, x_at, _ = layers(groups, BATCH, SEQUENCE)["inward"]

@@ -80,13 +80,13 @@ NEAR_1 = Case(False, 2, 30.0, 0.9, IGNORE_INDEX, 0.0, "mean", 83534)
 @example(cases=[NEAR_1])
 @settings(max_examples=3, deadline=None)
 @given(cases=st.lists(CASES, min_size=20, max_size=30))
-def test_the_loss_is_torchs(tensor: mesh.Tensor, cases: list[Case]) -> None:
+def test_the_loss_is_torchs(tensor: mesh.TensorMesh, cases: list[Case]) -> None:
     for found in on_ranks(tensor.size, compared, tensor, cases):
         wrong = {case: errors for case, errors in zip(cases, found, strict=True) if not max(errors) <= TOLERANCE}
         assert not wrong
 
 
-def compared(tensor: mesh.Tensor, cases: list[Case]) -> list[list[float]]:
+def compared(tensor: mesh.TensorMesh, cases: list[Case]) -> list[list[float]]:
     """Return the errors of loss, gradient of the logits and accuracy for each case."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
@@ -146,7 +146,7 @@ def test_a_loss_that_counts_the_padding_is_detected() -> None:
     assert min(wrong) > 1e-3
 
 
-def padding_counted(tensor: mesh.Tensor, cases: list[Case]) -> list[list[float]]:
+def padding_counted(tensor: mesh.TensorMesh, cases: list[Case]) -> list[list[float]]:
     global accuracy, cross_entropy
     cross_entropy, accuracy = _with_padding(cross_entropy), _with_padding(accuracy)
     return compared(tensor, cases)
@@ -201,7 +201,7 @@ def test_a_label_outside_the_vocabulary_is_refused_on_every_rank(label: int) -> 
 OF_OTHER_TOKENS = {"ring-2": ((2, 2, 17), (8,)), "1d-2": ((2, 2, 9), (2, 1))}
 
 
-def refused_shapes(tensor: mesh.Tensor, logits: tuple[int, ...], labels: tuple[int, ...]) -> list[str]:
+def refused_shapes(tensor: mesh.TensorMesh, logits: tuple[int, ...], labels: tuple[int, ...]) -> list[str]:
     groups = Groups(Mesh(tensor=tensor))
     texts = []
     for function in (cross_entropy, accuracy):
@@ -269,7 +269,7 @@ def test_whatever_the_reduction_a_denominator_divides() -> None:
 # ---- traffic ----
 
 
-def sent(tensor: mesh.Tensor) -> list[int]:
+def sent(tensor: mesh.TensorMesh) -> list[int]:
     """Return elements with backward: mean loss, smoothed mean loss, token losses, and the accuracy."""
     groups = Groups(Mesh(tensor=tensor))
     stored = _stored(groups, torch.randn(6, 6, 17))[0].requires_grad_()

@@ -49,12 +49,12 @@ class Case(NamedTuple):
     """A layer, and its forecast memory."""
 
     layer: Callable[[Groups], torch.nn.Module]
-    forecast: Callable[[mesh.Tensor], LayerMemory]
+    forecast: Callable[[mesh.TensorMesh], LayerMemory]
     features: int = 0
     """Features of an inner input; 0: the input is the residual."""
 
 
-def divides(tensor: mesh.Tensor) -> bool:
+def divides(tensor: mesh.TensorMesh) -> bool:
     """Return whether half of the heads divide over their ranks."""
     return HEADS // 2 % head_ranks(tensor) == 0
 
@@ -143,7 +143,7 @@ if TORCH < (2, 5):  # its fused attention has no grouped queries: keys and value
     del CASES["attention, grouped"]
 
 
-def held_by(tensor: mesh.Tensor) -> dict[str, tuple[float, float, float]]:
+def held_by(tensor: mesh.TensorMesh) -> dict[str, tuple[float, float, float]]:
     """Return by case the elements of parameters, the saved elements, and the trained parameters."""
     torch.set_default_dtype(torch.float64)
     groups, found = Groups(Mesh(tensor=tensor)), {}
@@ -160,7 +160,7 @@ def held_by(tensor: mesh.Tensor) -> dict[str, tuple[float, float, float]]:
     return found
 
 
-def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:
+def kept(tensor: mesh.TensorMesh) -> list[mesh.TensorMesh]:
     """Return every choice of panels that are kept until the backward, if any are gathered."""
     if tensor.q == tensor.z == 1 and (tensor.y == 1 or tensor.residual == "replicated"):
         return [tensor]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dslpar.core import mesh
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.layers import attention, context_attention, embedding, gather_reduce, linear, loss, norm, placement, rotary
@@ -236,7 +236,7 @@ def _change_sharding(change: Callable[[linear.MatmulSharding], linear.MatmulShar
 def _change_cuts(name: str) -> None:
     rightly = getattr(placement, name)
 
-    def cuts(tensor: mesh.Tensor) -> placement.ActivationSharding:
+    def cuts(tensor: mesh.TensorMesh) -> placement.ActivationSharding:
         right = rightly(tensor)
         return right._replace(features=right.features[::-1])
 
@@ -275,10 +275,10 @@ MUTATIONS = (
     (norm_s_gradient_of_its_own_features, "2d-4-keep-x", "rms_norm"),
 )
 """Mutations, each with the smallest layout and case in which it matters."""
-LAID_OUT = LAYOUTS | kept(["2d-4", "1d-sequence-2"]) | {"cuboid-1-2-2-hidden": Tensor(y=2, z=2, residual="hidden")}
+LAID_OUT = LAYOUTS | kept(["2d-4", "1d-sequence-2"]) | {"cuboid-1-2-2-hidden": TensorMesh(y=2, z=2, residual="hidden")}
 
 
-def mutated(mutate: Mutation, tensor: mesh.Tensor, case: str) -> dict[str, float]:
+def mutated(mutate: Mutation, tensor: mesh.TensorMesh, case: str) -> dict[str, float]:
     mutate()
     try:
         return errors(tensor, case)

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from dslpar.core import mesh
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.distributed.collectives import Axis
 from dslpar.layers import activation_sharding, embedding, loss, norm, placement
 from tests.distributed.layers.cases import errors
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 
-FEATURES = Tensor(z=2, mode="cuboid")
-TWICE = Tensor(y=2, z=2, mode="cuboid", residual="hidden")
+FEATURES = TensorMesh(z=2, mode="cuboid")
+TWICE = TensorMesh(y=2, z=2, mode="cuboid", residual="hidden")
 """Features of the residual are sharded over z, then over y."""
 
 
@@ -31,7 +31,7 @@ def gathered_slowest_first() -> None:
 
 
 def sharded_fastest_first() -> None:
-    def residual_cuts(tensor: mesh.Tensor) -> placement.ActivationSharding:
+    def residual_cuts(tensor: mesh.TensorMesh) -> placement.ActivationSharding:
         right = placement.residual_cuts(tensor)
         return right._replace(features=right.features[::-1])
 
@@ -78,7 +78,7 @@ MUTATIONS = (
 )
 
 
-def mutated(mutate: Any, tensor: Tensor, case: str) -> dict[str, float]:
+def mutated(mutate: Any, tensor: TensorMesh, case: str) -> dict[str, float]:
     mutate()
     try:
         return errors(tensor, case)
@@ -87,5 +87,5 @@ def mutated(mutate: Any, tensor: Tensor, case: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("mutate", "tensor", "case"), MUTATIONS)
-def test_a_mutation_is_detected(mutate: Any, tensor: Tensor, case: str) -> None:
+def test_a_mutation_is_detected(mutate: Any, tensor: TensorMesh, case: str) -> None:
     assert max(max(found.values()) for found in on_ranks(tensor.size, mutated, mutate, tensor, case)) > 1e-3

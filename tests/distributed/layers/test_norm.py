@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dslpar.core.mesh import Mesh
-from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.core.mesh import TensorMesh as Cuboid
 from dslpar.distributed.groups import Groups
 from dslpar.layers import LayerNorm, RMSNorm, gather, initialize, placement
 from tests.support.ranks import on_ranks

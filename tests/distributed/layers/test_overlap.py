@@ -28,20 +28,20 @@ CLOSE = 1e-14
 """Relative to the largest, in float64: a ring adds up to 6 terms in another order, of sums of 96 products."""
 CUT = {name: tensor for name, tensor in LAYOUTS.items() if tensor.y * tensor.z * tensor.q > 1}
 BOTH = {
-    f"{residual}-{inner}": mesh.Tensor(y=2, z=2, mode="cuboid", residual=residual, inner=inner)
+    f"{residual}-{inner}": mesh.TensorMesh(y=2, z=2, mode="cuboid", residual=residual, inner=inner)
     for residual, inner in product(RESIDUALS, INNERS)
 }
 """X is gathered and Y reduced, in every sharding."""
 OF_THREE = {
-    "hidden-3": mesh.Tensor(y=3, mode="cuboid", residual="hidden"),
-    "heads-3": mesh.Tensor(z=3, mode="cuboid"),
-    "hidden-heads-6": mesh.Tensor(y=2, z=3, mode="cuboid", residual="hidden"),
+    "hidden-3": mesh.TensorMesh(y=3, mode="cuboid", residual="hidden"),
+    "heads-3": mesh.TensorMesh(z=3, mode="cuboid"),
+    "hidden-heads-6": mesh.TensorMesh(y=2, z=3, mode="cuboid", residual="hidden"),
 }
 """Rings of features, which have a direction, also with blocks."""
 ALL = CUT | BOTH | OF_THREE | kept(["2d-4", "3d-8", "1d-sequence-3"])
 
 
-def differences(tensor: mesh.Tensor) -> dict[str, float]:
+def differences(tensor: mesh.TensorMesh) -> dict[str, float]:
     """Compare output and gradients in parts and at once: inward, outward and block products, 2 and 3 dims."""
     torch.set_default_dtype(torch.float64)
     found = {}
@@ -53,7 +53,7 @@ def differences(tensor: mesh.Tensor) -> dict[str, float]:
     return found
 
 
-def layers_of(tensor: mesh.Tensor) -> dict[str, list[Tensor]]:
+def layers_of(tensor: mesh.TensorMesh) -> dict[str, list[Tensor]]:
     groups, found = Groups(Mesh(tensor=tensor)), {}
     sample_a_rank, token_a_rank = tensor.size, tensor.y * (2 * tensor.d if tensor.context > 1 else 1)
     shapes = (BATCH, SEQUENCE), (BATCH * SEQUENCE,), (sample_a_rank, 3 * token_a_rank), (sample_a_rank, token_a_rank)
@@ -78,7 +78,7 @@ def test_parts_are_the_whole(name: str) -> None:
         assert not {what: error for what, error in found.items() if not error <= CLOSE}
 
 
-def rounding(tensor: mesh.Tensor) -> float:
+def rounding(tensor: mesh.TensorMesh) -> float:
     """Return the error spread of Y in bfloat16, gathered around a ring by features, over that of a single product."""
     layer, x_at, _ = layers(Groups(Mesh(tensor=tensor)), BATCH, SEQUENCE)["inward"]
     generator = torch.Generator().manual_seed(1)
@@ -98,7 +98,7 @@ def test_in_half_precision_y_is_rounded_once_a_piece() -> None:
 # ---- exposed collectives ----
 
 
-def exposed_of_products(tensor: mesh.Tensor) -> dict[str, tuple[int, int]]:
+def exposed_of_products(tensor: mesh.TensorMesh) -> dict[str, tuple[int, int]]:
     """Return (exposed, all) collectives of an inward and an outward product, and of blocks."""
     groups, found = Groups(Mesh(tensor=replace(tensor, comm_overlap=True))), {}
     for name, (layer, x_at, _) in layers(groups, BATCH, SEQUENCE).items():
@@ -123,7 +123,7 @@ def test_of_copies_there_is_nothing_to_gather_and_the_product_is_whole() -> None
     assert found == {"inward": (0, 0), "outward": (1, overlap.NUM_CHUNKS), "blocks": (0, 0)}
 
 
-def peaks(tensor: mesh.Tensor) -> dict[str, tuple[int, int]]:
+def peaks(tensor: mesh.TensorMesh) -> dict[str, tuple[int, int]]:
     """Return the peak bytes that a linear's forward makes, and its backward."""
     groups, found = Groups(Mesh(tensor=tensor)), {}
     for name, (layer, x_at, _) in layers(groups, 16, 64).items():
@@ -152,7 +152,7 @@ def test_parts_take_no_more_memory_than_the_whole() -> None:
 LLAMA = Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), num_kv_heads=4, bias=False)
 
 
-def exposed(tensor: mesh.Tensor) -> tuple[int, int]:
+def exposed(tensor: mesh.TensorMesh) -> tuple[int, int]:
     """Return (exposed, all) collectives of a block, forward and backward."""
     groups = Groups(Mesh(tensor=tensor))
     block = Block(groups, 64, 8, form=LLAMA)

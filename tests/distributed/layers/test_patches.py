@@ -55,7 +55,7 @@ def _convolved(p: dense.Parameters, images: Tensor) -> Tensor:
     return torch.cat([p["class_token"].expand(len(images), 1, HIDDEN), patches], 1)
 
 
-def errors(tensor: mesh.Tensor) -> list[Errors]:
+def errors(tensor: mesh.TensorMesh) -> list[Errors]:
     torch.set_default_dtype(torch.float64)
     groups = Groups(mesh.Mesh(tensor=tensor))
     found = [dict(class_token(groups, bias)) for bias in (True, False)]

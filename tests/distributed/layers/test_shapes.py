@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import MLP, placement
 from tests.support.layouts import LAYOUTS
@@ -21,11 +21,11 @@ TENSORS = {
     "dict(tensor=dict(size=4, mode='2d'))": LAYOUTS["2d-4"],
     "dict(tensor=dict(size=8, mode='2.5d', depth=2))": LAYOUTS["2.5d-8-depth-2"],
     "dict(tensor=dict(size=8, mode='3d'))": LAYOUTS["3d-8"],
-    "dict(tensor=dict(size=4, mode='sequence'))": Tensor(d=4, mode="sequence", split="sequence"),
+    "dict(tensor=dict(size=4, mode='sequence'))": TensorMesh(d=4, mode="sequence", split="sequence"),
 }
 
 
-def held(tensor: Tensor) -> tuple[list[int], list[int], list[int]]:
+def held(tensor: TensorMesh) -> tuple[list[int], list[int], list[int]]:
     """Return shapes of input and output, and elements of each weight, on this rank."""
     groups = Groups(Mesh(tensor=tensor))
     mlp = MLP(groups, 256, 1024)

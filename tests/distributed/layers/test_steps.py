@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from tests.distributed.layers.cases import CASES, errors_after_steps
 from tests.distributed.layers.sampled_rows import STEPS, seen_after_steps, seen_in
 from tests.support.compare_dense import STEPS as STEPS_TAKEN
@@ -48,7 +48,7 @@ BY_ADAMW = {"1d, replicated", "2d", "2.5d", "ulysses"}
 """Modes with AdamW in the default run; the others use SGD."""
 
 
-def assert_near(tensor: Tensor, optimizer: str, *cases: str) -> None:
+def assert_near(tensor: TensorMesh, optimizer: str, *cases: str) -> None:
     ranks = on_ranks(tensor.size, errors_after_steps, tensor, OPTIMIZERS[optimizer], *cases)
     for rank, found in enumerate(ranks):
         moved = {what: value for what, value in found.items() if ": movement" in what}
@@ -92,11 +92,11 @@ def lazy(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 
 
 def test_a_step_too_few_is_detected() -> None:
-    (found,) = on_ranks(1, errors_after_steps, Tensor(), lazy, "mlp")
+    (found,) = on_ranks(1, errors_after_steps, TensorMesh(), lazy, "mlp")
     assert min(error for what, error in found.items() if ": weight" in what) > 1e-2
 
 
-def unequal(tensor: Tensor) -> dict[str, float]:
+def unequal(tensor: TensorMesh) -> dict[str, float]:
     """The second rank has one percent more of a gradient that should be equal on both."""
     scaled = 1.01 if torch.distributed.get_rank() == 1 else 1.0
 

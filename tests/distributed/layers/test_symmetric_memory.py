@@ -20,21 +20,21 @@ FUSED = {
     "1d-sequence-2": LAYOUTS["1d-sequence-2"],
     "1d-sequence-3, kept w": kept(["1d-sequence-3"])["1d-sequence-3-keep-w"],
     "ring-2-1d-sequence-2": LAYOUTS["ring-2-1d-sequence-2"],
-    "batch-2": mesh.Tensor(y=2, mode="cuboid", residual="batch"),
-    "inner-batch-2": mesh.Tensor(z=2, mode="cuboid", inner="batch"),
-    "q-2-sequence-2": mesh.Tensor(q=2, y=2, mode="cuboid", residual="sequence"),
+    "batch-2": mesh.TensorMesh(y=2, mode="cuboid", residual="batch"),
+    "inner-batch-2": mesh.TensorMesh(z=2, mode="cuboid", inner="batch"),
+    "q-2-sequence-2": mesh.TensorMesh(q=2, y=2, mode="cuboid", residual="sequence"),
 }
 GATHERED = {"sequence-batch": LAYOUTS["cuboid-1-2-2-sequence-batch"], "3d-8": LAYOUTS["3d-8"]}
 """A forward gathers X and reduces Y: in halves, or in rings. A backward only gathers dY."""
 IN_RINGS = {
     "1d-2": LAYOUTS["1d-2"],
-    "hidden-2": mesh.Tensor(y=2, mode="cuboid", residual="hidden"),
-    "heads-2": mesh.Tensor(z=2, mode="cuboid"),
+    "hidden-2": mesh.TensorMesh(y=2, mode="cuboid", residual="hidden"),
+    "heads-2": mesh.TensorMesh(z=2, mode="cuboid"),
 }
 """Copies, and features."""
 
 
-def differences_and_calls(tensor: mesh.Tensor) -> tuple[dict[str, float], Counter[str]]:
+def differences_and_calls(tensor: mesh.TensorMesh) -> tuple[dict[str, float], Counter[str]]:
     with fused_products_on_cpus() as calls:
         return differences(replace(tensor, symmetric_memory=True)), calls
 

@@ -54,21 +54,21 @@ class Case(NamedTuple):
     """A layer, its input, and its forecast traffic."""
 
     layer: Callable[[Groups], Callable[..., torch.Tensor]]
-    x: Callable[[mesh.Tensor], torch.Tensor]
-    forecast: Callable[[mesh.Tensor], LayerTraffic]
+    x: Callable[[mesh.TensorMesh], torch.Tensor]
+    forecast: Callable[[mesh.TensorMesh], LayerTraffic]
 
 
-def residual(tensor: mesh.Tensor) -> torch.Tensor:
+def residual(tensor: mesh.TensorMesh) -> torch.Tensor:
     """Return the stored residual of [BATCH, SEQUENCE, HIDDEN]."""
     return torch.zeros(placement.residual(tensor, BATCH, SEQUENCE, HIDDEN).local_shape, requires_grad=True)
 
 
-def inner(tensor: mesh.Tensor) -> torch.Tensor:
+def inner(tensor: mesh.TensorMesh) -> torch.Tensor:
     """Return an inner activation of FFN features."""
     return torch.zeros(placement.inner(tensor, BATCH, SEQUENCE, FFN).local_shape, requires_grad=True)
 
 
-def ids(tensor: mesh.Tensor) -> torch.Tensor:
+def ids(tensor: mesh.TensorMesh) -> torch.Tensor:
     """Return the ids of the whole micro-batch."""
     return tokens()[0]
 
@@ -79,13 +79,13 @@ def model(**fields: object) -> GPT:
     return GPT(**sizes, max_seq_len=SEQUENCE + 4, **fields)  # type: ignore[arg-type]
 
 
-def llama(tensor: mesh.Tensor) -> dict[str, object]:
+def llama(tensor: mesh.TensorMesh) -> dict[str, object]:
     """Return the fields that turn GPT's layers into Llama's."""
     other = dict(norm="rmsnorm", activation="swiglu", positions="rotary", bias=False, tie_embeddings=False)
     return other | {"num_kv_heads": kv_heads(tensor)}
 
 
-def kv_heads(tensor: mesh.Tensor) -> int:
+def kv_heads(tensor: mesh.TensorMesh) -> int:
     """Return the smallest number of key heads that the layout can share out."""
     return head_ranks(tensor)
 
@@ -222,7 +222,7 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def sent_by(tensor: mesh.Tensor) -> dict[str, tuple[Traffic, Traffic]]:
+def sent_by(tensor: mesh.TensorMesh) -> dict[str, tuple[Traffic, Traffic]]:
     """Return the forward and backward traffic of every case on this rank."""
     groups, counts = Groups(Mesh(tensor=tensor)), {}
     for name, case in CASES.items():
@@ -237,7 +237,7 @@ def sent_by(tensor: mesh.Tensor) -> dict[str, tuple[Traffic, Traffic]]:
     return counts
 
 
-def differences(tensor: mesh.Tensor, counts: Mapping[str, tuple[Traffic, Traffic]]) -> list[str]:
+def differences(tensor: mesh.TensorMesh, counts: Mapping[str, tuple[Traffic, Traffic]]) -> list[str]:
     """Return differences between a rank's traffic and the forecast."""
     forecast = {name: case.forecast(tensor) for name, case in CASES.items()}
     return [
@@ -253,7 +253,7 @@ def counted(name: str) -> list[dict[str, tuple[Traffic, Traffic]]]:
     return on_last_ranks(sent_by, kept(LAYOUTS[name]))
 
 
-def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:
+def kept(tensor: mesh.TensorMesh) -> list[mesh.TensorMesh]:
     """Return every choice of panels that are kept until the backward, if any are gathered."""
     if tensor.q == tensor.z == 1 and (tensor.y == 1 or tensor.residual == "replicated"):
         return [tensor]
@@ -288,7 +288,7 @@ def test_a_term_left_out_is_detected() -> None:
     assert differences(keep_x, counts | {"mlp": counts["attention"]})
 
 
-def calls_of_a_block(tensor: mesh.Tensor) -> dict[str, int]:
+def calls_of_a_block(tensor: mesh.TensorMesh) -> dict[str, int]:
     """Return how often a block calls each collective, forward and backward."""
     groups = Groups(Mesh(tensor=tensor))
     block = Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN)

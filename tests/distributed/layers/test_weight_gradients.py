@@ -131,7 +131,7 @@ def differences(groups: Groups, module: nn.Module, loss: Loss, batches: Sequence
     return {name: -1 if torch.equal(a, b) else relative(a, b) for name, a, b in zip(names, ours, right, strict=True)}
 
 
-def of_models(tensor: mesh.Tensor, cases: Sequence[tuple[str, bool, int]]) -> dict[tuple[str, bool, int], Errors]:
+def of_models(tensor: mesh.TensorMesh, cases: Sequence[tuple[str, bool, int]]) -> dict[tuple[str, bool, int], Errors]:
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
     generator = torch.Generator().manual_seed(3)
@@ -150,7 +150,7 @@ IN_PARTS = {
     for name in ("1d-2", "1d-sequence-3", "2d-4", "cuboid-1-2-2-sequence-batch")
 }
 ALL = (
-    {"one": mesh.Tensor()}
+    {"one": mesh.TensorMesh()}
     | KINDS
     | {name: tensor for name, tensor in (KEPT | IN_PARTS).items() if tensor not in LAYOUTS.values()}
 )
@@ -182,7 +182,7 @@ def test_gradients_of_a_split_backward_are_those_of_one(name: str) -> None:
             assert_equal(errors)
 
 
-def of_one_less(tensor: mesh.Tensor) -> Errors:
+def of_one_less(tensor: mesh.TensorMesh) -> Errors:
     """Lose a single product: the last one of the first backward, which delays 9."""
     original_put, seen = WeightGradients.put, []
 
@@ -227,7 +227,7 @@ def residuals(groups: Groups, count: int) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for _ in range(count)]
 
 
-def of_weights_used_twice(tensor: mesh.Tensor) -> tuple[list[str], Errors, dict[str, dict[str, int]]]:
+def of_weights_used_twice(tensor: mesh.TensorMesh) -> tuple[list[str], Errors, dict[str, dict[str, int]]]:
     """Return the delayed gradients in order, the differences, and the number of hooks in B and in W."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
@@ -351,7 +351,7 @@ def test_a_weight_that_is_computed_stays_in_b() -> None:
 # ---- memory ----
 
 
-def held(tensor: mesh.Tensor) -> float:
+def held(tensor: mesh.TensorMesh) -> float:
     """Return the elements that a block holds from B to W without weights, in s b h / T."""
     torch.set_default_dtype(torch.float64)
     groups, hidden = Groups(Mesh(tensor=tensor)), 48
@@ -382,7 +382,7 @@ def test_what_waits_holds_operands_alone() -> None:
 # ---- products under the reduction of dX ----
 
 
-def events(tensor: mesh.Tensor) -> tuple[list[str], list[int]]:
+def events(tensor: mesh.TensorMesh) -> tuple[list[str], list[int]]:
     """Return the events of a block's split backward beside a waiting one, and the products left of both."""
     groups = Groups(Mesh(tensor=tensor))
     block = Block(groups, HIDDEN, QUERY_HEADS, ffn_hidden_size=FFN)
@@ -423,12 +423,12 @@ def test_an_older_product_runs_under_each_reduction_of_dx() -> None:
     for log, counts in on_ranks(2, events, LAYOUTS["1d-2"]):
         assert log == 2 * ["start", "product", "wait"] + after
         assert counts == [1, 4]
-    for log, counts in on_ranks(1, events, mesh.Tensor()):
+    for log, counts in on_ranks(1, events, mesh.TensorMesh()):
         assert log == 3 * after
         assert counts == [3, 4]
 
 
-def exposed(tensor: mesh.Tensor) -> dict[str, int]:
+def exposed(tensor: mesh.TensorMesh) -> dict[str, int]:
     """Return exposed collectives of a block's backward: unsplit, and of B and W with and without `older` products."""
     groups = Groups(Mesh(tensor=tensor))
     block = Block(groups, 64, 8, form=replace(FORMS["llama"], num_kv_heads=4))

@@ -214,7 +214,7 @@ def rounds(module: nn.Module, scenario: Scenario, batches: Sequence[Tensor]) -> 
     return [*found, *(p.detach() for p in module.parameters())]
 
 
-def of_cases(tensor: mesh.Tensor, cases: Sequence[str]) -> dict[str, tuple[bool, int, int]]:
+def of_cases(tensor: mesh.TensorMesh, cases: Sequence[str]) -> dict[str, tuple[bool, int, int]]:
     """Return by case whether all is bitwise equal, the number of rounds with gradients, and of prefetched panels."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=replace(tensor, comm_overlap=True)))
@@ -257,12 +257,12 @@ def _check_switches(module: nn.Module, used: list[bool], batches: Sequence[Tenso
 
 FEW = ("GPT-2", "recomputed", "by parts, untied", "split", "adapters, frozen", "in flight")
 OF_FOUR = {
-    "2.5d-4-depth-2": mesh.Tensor(d=2, q=2, mode="2.5d", residual="hidden"),
-    "cuboid-2-1-2": mesh.Tensor(q=2, z=2, mode="cuboid", residual="hidden", inner="batch", keep="none"),
+    "2.5d-4-depth-2": mesh.TensorMesh(d=2, q=2, mode="2.5d", residual="hidden"),
+    "cuboid-2-1-2": mesh.TensorMesh(q=2, z=2, mode="cuboid", residual="hidden", inner="batch", keep="none"),
 }
 """Features of 2.5d and 3d beyond 2d, on fewer ranks."""
 LARGE = {"3d-8": LAYOUTS["3d-8"]}
-OF_TWO = {"cuboid-2-1-1": mesh.Tensor(q=2, mode="cuboid")}
+OF_TWO = {"cuboid-2-1-1": mesh.TensorMesh(q=2, mode="cuboid")}
 """Weights sharded over q alone, whose cases take a third of the time."""
 SQUARE = kept(["2d-4"])
 ALL = SQUARE | OF_FOUR | LARGE | OF_TWO
@@ -295,7 +295,7 @@ def test_bits_are_the_same(name: str, cases: tuple[str, ...]) -> None:
 
 # ---- overlap ----
 
-FLAT = mesh.Tensor(q=2, mode="cuboid", comm_overlap=True)
+FLAT = mesh.TensorMesh(q=2, mode="cuboid", comm_overlap=True)
 """Weights sharded over q, without other traffic."""
 WIDTH = 40
 PANEL = (WIDTH, WIDTH)
@@ -314,7 +314,7 @@ class Chain(nn.Module):
         return y
 
 
-def chain(tensor: mesh.Tensor, count: int) -> tuple[Chain, Tensor]:
+def chain(tensor: mesh.TensorMesh, count: int) -> tuple[Chain, Tensor]:
     groups = Groups(Mesh(tensor=tensor))
     module = Chain(groups, count)
     initialize(module, groups, seed=1)
@@ -345,7 +345,7 @@ def logged(log: list[str], names: dict[int, str]) -> Iterator[None]:
         collectives.start_all_gather, collectives.start_reduce_scatter = gather, reduce
 
 
-def events(tensor: mesh.Tensor) -> tuple[list[str], list[str]]:
+def events(tensor: mesh.TensorMesh) -> tuple[list[str], list[str]]:
     """Return the events of a forward and a backward of three linears with known order."""
     module, x = chain(tensor, 3)
     module(x).sum().backward()
@@ -373,7 +373,7 @@ def test_collectives_run_under_the_products_of_others() -> None:
     ]
 
 
-def late_gradients(tensor: mesh.Tensor) -> list[bool]:
+def late_gradients(tensor: mesh.TensorMesh) -> list[bool]:
     """Return for each late gradient whether autograd also gave its stand-in a gradient."""
     seen: list[bool] = []
     original = late_reduction._StandIn.backward
@@ -394,7 +394,7 @@ def test_a_stand_in_gets_a_gradient() -> None:
     assert on_last_ranks(late_gradients, [FLAT]) == [[True, True]]
 
 
-def without_dx(tensor: mesh.Tensor) -> tuple[list[str], bool]:
+def without_dx(tensor: mesh.TensorMesh) -> tuple[list[str], bool]:
     """Return the events of a backward of three linears whose input needs no gradient, and whether a reduction is still
     referenced.
     """
@@ -416,7 +416,7 @@ def test_a_linear_without_dx_goes_on_with_the_sum_of_the_one_before() -> None:
     assert not left
 
 
-def exposed(tensor: mesh.Tensor) -> list[int]:
+def exposed(tensor: mesh.TensorMesh) -> list[int]:
     """Return exposed collectives of one block and of two, each without and with prefetch."""
     groups, found = Groups(Mesh(tensor=tensor)), []
     for count in (1, 2):
@@ -458,7 +458,7 @@ class _Panels(LiveStorages):
         return result
 
 
-def panels(tensor: mesh.Tensor) -> dict[str, int]:
+def panels(tensor: mesh.TensorMesh) -> dict[str, int]:
     found = {}
     for enabled in (False, True):
         module, x = chain(tensor, 4)
@@ -494,7 +494,7 @@ def test_two_panels_are_the_most() -> None:
 # ---- only on request ----
 
 
-def prefetching(tensor: mesh.Tensor) -> bool:
+def prefetching(tensor: mesh.TensorMesh) -> bool:
     block = Block(Groups(Mesh(tensor=tensor)), HIDDEN, 4)
     prefetch_weights(block)
     return block.weight_prefetch is not None

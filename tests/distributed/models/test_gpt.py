@@ -42,7 +42,7 @@ def ids() -> Tensor:
     return torch.randint(17, (12, 12), generator=torch.Generator().manual_seed(1))
 
 
-def parameters(model: GPT, tensor: mesh.Tensor) -> dict[str, Tensor]:
+def parameters(model: GPT, tensor: mesh.TensorMesh) -> dict[str, Tensor]:
     groups = Groups(Mesh(tensor=tensor))
     module = build_module(model, groups, seed=3)
     return {name: gather(p, p.placement, groups) for name, p in module.named_parameters()}
@@ -53,7 +53,7 @@ INITIAL = [*((TINY, layout) for layout in SHARDED), (LLAMA, "1d-sequence-3"), (L
 
 @pytest.mark.parametrize(("model", "layout"), sampled(INITIAL, [(TINY, "1d-2"), (LLAMA, "cuboid-2-3-2")]))
 def test_initial_weights_do_not_depend_on_the_layout(model: GPT, layout: str) -> None:
-    tensor, whole = LAYOUTS[layout], parameters(model, mesh.Tensor())
+    tensor, whole = LAYOUTS[layout], parameters(model, mesh.TensorMesh())
     for found in on_ranks(tensor.size, parameters, model, tensor):
         assert found.keys() == whole.keys()
         assert all(torch.equal(found[name], value) for name, value in whole.items())
@@ -70,7 +70,7 @@ def test_initial_weights_do_not_depend_on_the_stage(model: GPT) -> None:
 
 
 def test_names_and_initial_values() -> None:
-    found = parameters(TINY, mesh.Tensor())
+    found = parameters(TINY, mesh.TensorMesh())
     assert "head.weight" not in found
     assert found["embedding.tokens.weight"].shape == (17, 24)
     assert found["blocks.1.attention.qkv.weight"].shape == (72, 24)
@@ -78,11 +78,11 @@ def test_names_and_initial_values() -> None:
     assert torch.equal(found["blocks.0.attention.qkv.bias"], torch.zeros(72))
     name = "blocks.1.mlp.down.weight"  # adds to the residual, so GPT-2 starts it smaller
     assert torch.equal(found[name], draw((24, 96), normal(0.02 / 2), 3, name))
-    assert "head.weight" in parameters(UNTIED, mesh.Tensor())
+    assert "head.weight" in parameters(UNTIED, mesh.TensorMesh())
 
 
 def test_names_in_the_form_of_llama() -> None:
-    found = {name: tuple(value.shape) for name, value in parameters(LLAMA, mesh.Tensor()).items()}
+    found = {name: tuple(value.shape) for name, value in parameters(LLAMA, mesh.TensorMesh()).items()}
     block = {
         "norm1.weight": (48,),
         "attention.qkv.weight": (48 + 2 * 24, 48),
@@ -114,7 +114,7 @@ def test_draws_stay_what_they_are() -> None:
     assert draw((2,), normal(1.0), 1234, "a").tolist() == pytest.approx([1.587892, 0.854818], abs=1e-6)
 
 
-def owned_elements(tensor: mesh.Tensor) -> int:
+def owned_elements(tensor: mesh.TensorMesh) -> int:
     groups = Groups(Mesh(tensor=tensor))
     module = build_module(replace(TINY, vocab_size=24), groups, seed=3)  # a multiple of all: no padding to count
     return sum(p.numel() for p in module.parameters() if p.tensor_model_parallel)
@@ -123,10 +123,10 @@ def owned_elements(tensor: mesh.Tensor) -> int:
 @pytest.mark.parametrize("layout", sampled(SHARDED, {"1d-2", "cuboid-2-3-2"}))
 def test_owners_count_every_parameter_once(layout: str) -> None:
     tensor = LAYOUTS[layout]
-    assert sum(on_ranks(tensor.size, owned_elements, tensor)) == owned_elements(mesh.Tensor())
+    assert sum(on_ranks(tensor.size, owned_elements, tensor)) == owned_elements(mesh.TensorMesh())
 
 
-def losses(tensor: mesh.Tensor) -> dict[str, float]:
+def losses(tensor: mesh.TensorMesh) -> dict[str, float]:
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
     module, loss = build_module(TINY, groups, seed=3), TINY.loss(groups)
@@ -142,14 +142,14 @@ def losses(tensor: mesh.Tensor) -> dict[str, float]:
 @pytest.mark.parametrize("layout", sampled(SHARDED, {"1d-2", "cuboid-2-3-2"}))
 def test_the_loss_has_one_scale(layout: str) -> None:
     """Float64 over 12 tokens: 1e-12 is far above rounding, and far below a token."""
-    whole = losses(mesh.Tensor())
+    whole = losses(mesh.TensorMesh())
     assert whole["over 24"] == pytest.approx(whole["mean"] / 2, rel=1e-12)
     assert whole["nothing counted"] == 0
     for found in on_ranks(LAYOUTS[layout].size, losses, LAYOUTS[layout]):
         assert found == pytest.approx(whole, rel=1e-12)
 
 
-def dropped(tensor: mesh.Tensor, interval: int = 0) -> dict[str, Any]:
+def dropped(tensor: mesh.TensorMesh, interval: int = 0) -> dict[str, Any]:
     """Return the stored residual after dropout of ones, and gradients of a model with dropout."""
     groups = Groups(Mesh(tensor=tensor))
     model = replace(TINY, dropout=0.5)
@@ -192,7 +192,7 @@ def test_recomputed_blocks_repeat_their_dropout(layout: str) -> None:
         assert all(torch.equal(a["grads"][name], grad) for name, grad in b["grads"].items())
 
 
-def slope_with_dropout(tensor: mesh.Tensor) -> tuple[float, float]:
+def slope_with_dropout(tensor: mesh.TensorMesh) -> tuple[float, float]:
     """Return the slope of a sum of attention outputs along one input direction: by backward, and by differences."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
@@ -232,7 +232,7 @@ def test_attention_dropout_has_the_right_gradient(layout: str) -> None:
         assert by_backward == pytest.approx(by_difference, rel=1e-6)
 
 
-def in_bfloat16(tensor: mesh.Tensor) -> tuple[float, dict[str, torch.dtype], float]:
+def in_bfloat16(tensor: mesh.TensorMesh) -> tuple[float, dict[str, torch.dtype], float]:
     groups = Groups(Mesh(tensor=tensor))
     exact = TINY.loss(groups)(build_module(TINY, groups, seed=3)(ids()), ids()).item()
     module: nn.Module = build_module(TINY, groups, seed=3).bfloat16()

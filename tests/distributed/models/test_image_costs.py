@@ -44,7 +44,7 @@ OF_MOCO = [
 """Layouts that divide ten tokens."""
 
 
-def _sent(tensor: mesh.Tensor, model: LayeredModel, views: int) -> tuple[Traffic, Traffic]:
+def _sent(tensor: mesh.TensorMesh, model: LayeredModel, views: int) -> tuple[Traffic, Traffic]:
     """Return the traffic of forward with loss, and of backward."""
     groups = Groups(Mesh(tensor=tensor))
     module = build_module(model, groups, seed=1)
@@ -57,11 +57,11 @@ def _sent(tensor: mesh.Tensor, model: LayeredModel, views: int) -> tuple[Traffic
     return forward.elements, backward.elements
 
 
-def _sent_by_resmlp(tensor: mesh.Tensor) -> tuple[Traffic, Traffic]:
+def _sent_by_resmlp(tensor: mesh.TensorMesh) -> tuple[Traffic, Traffic]:
     return _sent(tensor, RESMLP, 1)
 
 
-def _sent_by_moco(tensor: mesh.Tensor) -> tuple[Traffic, Traffic]:
+def _sent_by_moco(tensor: mesh.TensorMesh) -> tuple[Traffic, Traffic]:
     return _sent(tensor, MOCO, 2)
 
 
@@ -83,7 +83,7 @@ def test_moco_sends_what_is_forecast(names: tuple[str, ...]) -> None:
         assert sent == _both(costs.model_traffic(MOCO, tensor, BATCH * 10)), tensor
 
 
-def _held_by_a_block(tensor: mesh.Tensor) -> tuple[int, float]:
+def _held_by_a_block(tensor: mesh.TensorMesh) -> tuple[int, float]:
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
     block = ResMLPBlock(groups, RESMLP)
@@ -99,7 +99,7 @@ def test_a_resmlp_block_keeps_the_memory_that_is_forecast() -> None:
         assert (weights, saved) == (forecast.weights, forecast.saved.elements), tensor
 
 
-def _held_by_moco(tensor: mesh.Tensor) -> tuple[int, int]:
+def _held_by_moco(tensor: mesh.TensorMesh) -> tuple[int, int]:
     module = build_module(MOCO, Groups(Mesh(tensor=tensor)), seed=1)
     held = [(p.numel(), p.requires_grad) for p in module.parameters()]
     return sum(number for number, _ in held), sum(number for number, is_trained in held if not is_trained)

@@ -60,7 +60,7 @@ class _OnCpu(TorchDispatchMode):
         return result
 
 
-def _on_cpu(form: dict[str, Any], tensor: mesh.Tensor) -> tuple[list[str], int, str]:
+def _on_cpu(form: dict[str, Any], tensor: mesh.TensorMesh) -> tuple[list[str], int, str]:
     # torch's fake group takes tensors of any device, but needs their backend for batched messages.
     collectives.dist.batch_isend_irecv = lambda operations: []  # type: ignore[attr-defined]
     groups = Groups(Mesh(tensor=tensor))
@@ -86,7 +86,7 @@ def _on_cpu(form: dict[str, Any], tensor: mesh.Tensor) -> tuple[list[str], int, 
 
 @pytest.mark.parametrize("form", sampled(FORMS, {"llama"}))
 def test_nothing_is_left_on_the_cpu(form: str) -> None:
-    tensors = [mesh.Tensor(), *(LAYOUTS[name] for name in NAMES)]
+    tensors = [mesh.TensorMesh(), *(LAYOUTS[name] for name in NAMES)]
     found = on_last_ranks(lambda tensor: _on_cpu(FORMS[form], tensor), tensors)
     for name, (on_cpu, count, device) in zip(("one process", *NAMES), found, strict=True):
         assert (on_cpu, device) == ([], "meta"), name

@@ -93,7 +93,7 @@ def contrastive_loss(p: Parameters, both: tuple[Tensor, Tensor]) -> Tensor:
 # ---- the comparison ----
 
 
-def errors(data: int, tensor: mesh.Tensor) -> dict[str, float]:
+def errors(data: int, tensor: mesh.TensorMesh) -> dict[str, float]:
     """Return each rank's errors of the loss, of each gradient, and after a step."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(data=data, tensor=tensor))
@@ -151,7 +151,7 @@ def _step(module: torch.nn.Module, full: Parameters, trained: set[str]) -> None:
     ],
 )
 def test_two_steps_are_those_of_the_whole_batch(data: int, layout: str) -> None:
-    tensor = LAYOUTS[layout] if layout else mesh.Tensor()
+    tensor = LAYOUTS[layout] if layout else mesh.TensorMesh()
     for found in on_ranks(data * tensor.size, errors, data, tensor):
         wrong = {what: error for what, error in found.items() if not error <= TOLERANCE}
         assert not wrong, wrong
@@ -161,13 +161,13 @@ def test_two_steps_are_those_of_the_whole_batch(data: int, layout: str) -> None:
 # ---- the model alone ----
 
 
-def _weights(tensor: mesh.Tensor) -> dict[str, Tensor]:
+def _weights(tensor: mesh.TensorMesh) -> dict[str, Tensor]:
     groups = Groups(Mesh(tensor=tensor))
     return {name: gather(p, p.placement, groups) for name, p in build_module(MODEL, groups, seed=3).named_parameters()}
 
 
 def test_the_momentum_encoder_begins_as_the_encoder_in_every_layout() -> None:
-    alone = _weights(mesh.Tensor())
+    alone = _weights(mesh.TensorMesh())
     for name, value in alone.items():
         if ".momentum_encoder." in name:
             assert torch.equal(value, alone[name.replace("momentum_encoder", "encoder")]), name
@@ -176,7 +176,7 @@ def test_the_momentum_encoder_begins_as_the_encoder_in_every_layout() -> None:
 
 
 def test_positions_and_initial_weights_are_the_paper_s() -> None:
-    weights = _weights(mesh.Tensor())
+    weights = _weights(mesh.TensorMesh())
     positions = weights["moco.encoder.positions.weight"]
     assert positions.shape == (10, 48)
     assert torch.equal(positions[0], torch.zeros(48))
@@ -205,5 +205,5 @@ def test_the_momentum_rises_to_one() -> None:
 def test_a_missing_reduction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """With statistics per replica alone, the comparison must fail."""
     monkeypatch.setattr("dslpar.layers.batch_norm._sum_over", lambda x, axis: x * axis.size)
-    found = on_ranks(2, errors, 2, mesh.Tensor())[0]
+    found = on_ranks(2, errors, 2, mesh.TensorMesh())[0]
     assert found["loss"] > 1e-4

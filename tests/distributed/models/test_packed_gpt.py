@@ -64,7 +64,7 @@ def whole_batch(packing: bool, rows: int) -> tuple[Any, Tensor]:
     return inputs, filled(labels, -100)
 
 
-def results(tensor: mesh.Tensor) -> dict[bool, tuple[float, dict[str, Tensor]]]:
+def results(tensor: mesh.TensorMesh) -> dict[bool, tuple[float, dict[str, Tensor]]]:
     """Return the loss and this rank's gradients, packed and not."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
@@ -80,8 +80,8 @@ def results(tensor: mesh.Tensor) -> dict[bool, tuple[float, dict[str, Tensor]]]:
 
 @pytest.mark.parametrize("layout", sampled(NAMES, {"", "1d-2"}))
 def test_packed_is_as_if_alone(layout: str) -> None:
-    tensor = LAYOUTS[layout] if layout else mesh.Tensor()
-    ((expected, _),) = [on_ranks(1, results, mesh.Tensor())[0][False]]
+    tensor = LAYOUTS[layout] if layout else mesh.TensorMesh()
+    ((expected, _),) = [on_ranks(1, results, mesh.TensorMesh())[0][False]]
     for found in on_ranks(tensor.size, results, tensor):
         (loss, alone), (packed_loss, packed) = found[False], found[True]
         assert loss == pytest.approx(expected, rel=CLOSE)

@@ -68,7 +68,7 @@ def test_without_gradients_nothing_is_stored_for_a_second_run() -> None:
 # ---- saved tensors, and repeated runs ----
 
 
-def costs(tensor: mesh.Tensor, interval: int) -> tuple[int, int]:
+def costs(tensor: mesh.TensorMesh, interval: int) -> tuple[int, int]:
     """Return live bytes between forward and backward without parameters, and the number of runs of a block."""
     groups = Groups(Mesh(tensor=tensor))
     model = GPT(**vars(gpt()))

@@ -54,7 +54,7 @@ def alone() -> dict[str, Tensor]:
     return {name: p.detach() for name, p in module.named_parameters()}
 
 
-def through_deepspeed(tensor: mesh.Tensor) -> dict[str, Tensor]:
+def through_deepspeed(tensor: mesh.TensorMesh) -> dict[str, Tensor]:
     import deepspeed
 
     groups = Groups(Mesh(data=2, tensor=tensor))

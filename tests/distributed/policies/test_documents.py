@@ -77,7 +77,7 @@ def of_documents(result: hf_parity.Result) -> hf_parity.Result:
 )
 def test_packed_documents_are_as_if_alone(family: str, layout: str) -> None:
     weights, batch, expected = alone(family)
-    tensor = layouts.LAYOUTS[layout] if layout else mesh.Tensor()
+    tensor = layouts.LAYOUTS[layout] if layout else mesh.TensorMesh()
 
     def rank() -> dict[str, float]:
         found = hf_parity.by_policy(hf.subject(hf.FAMILIES[family]), weights, tensor, batch)
@@ -91,7 +91,7 @@ def test_packed_documents_are_as_if_alone(family: str, layout: str) -> None:
 def refused(family: str) -> str:
     batch = hf_parity.Batch({"input_ids": torch.zeros_like(documents()).long(), "attention_mask": documents()}, ())
     with pytest.raises(DslparError) as error:
-        hf_parity.by_policy(hf.subject(hf.FAMILIES[family]), hf.plain(hf.FAMILIES[family])[1], mesh.Tensor(), batch)
+        hf_parity.by_policy(hf.subject(hf.FAMILIES[family]), hf.plain(hf.FAMILIES[family])[1], mesh.TensorMesh(), batch)
     return str(error.value)
 
 
@@ -108,7 +108,7 @@ def test_documents_count() -> None:
 
     def rank() -> dict[str, float]:
         return hf_parity.worst(
-            hf_parity.by_policy(hf.subject(hf.FAMILIES["llama"]), weights, mesh.Tensor(), batch),
+            hf_parity.by_policy(hf.subject(hf.FAMILIES["llama"]), weights, mesh.TensorMesh(), batch),
             expected,
         )
 

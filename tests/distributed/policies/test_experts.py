@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers import gather, initialize, placement
@@ -91,7 +91,7 @@ def _whole_results(groups: Groups, implementation: str) -> tuple[torch.Tensor, d
     return gather(y, at, groups), gradients | {"x": gather(x.grad, at, groups)}
 
 
-def _is_the_whole_mixture(tensor: Tensor, implementation: str) -> None:
+def _is_the_whole_mixture(tensor: TensorMesh, implementation: str) -> None:
     mixture = whole("eager", num_experts=6)
     x = residual(Groups(Mesh()))
     plain = mixture(x)

@@ -34,7 +34,7 @@ NAMES = (
     *("1d-4", "1d-sequence-4", "2.5d-8-depth-2", "3d-8", "3d-8-sequence-heads", "cuboid-2-1-2"),
     *("ring-2-zigzag", "ring-2-1d-sequence-2", "hybrid-4"),
 )
-LAYOUTS = layouts.LAYOUTS | {"cuboid-2-1-2": mesh.Tensor(q=2, z=2, mode="cuboid")}
+LAYOUTS = layouts.LAYOUTS | {"cuboid-2-1-2": mesh.TensorMesh(q=2, z=2, mode="cuboid")}
 NOT_PLAIN = {"gemma2", "t5", "t5, gated", "bloom"}
 """Families whose attention has a soft cap, a bias, or its own code."""
 IMAGES = {"vit", "vit_mae", "swin", "swinv2", "resnet"}
@@ -44,7 +44,7 @@ ON_GRIDS = {"swin": "SwinFor", "swinv2": "Swinv2For"}
 
 def refusal(family: str, layout: str) -> str | None:
     """Return the pattern of the error that refuses a cell, or None if it is exact."""
-    tensor = LAYOUTS[layout] if layout else mesh.Tensor()
+    tensor = LAYOUTS[layout] if layout else mesh.TensorMesh()
     coord = Mesh(tensor=tensor).coord(0)
     cut = {placement.piece(tensor, coord, cuts(tensor).sequence)[1] for cuts in CUTS}
     if tensor.context > 1 and family in NOT_PLAIN:
@@ -84,7 +84,7 @@ def plain(family: str, padded: bool) -> tuple[dict[str, torch.Tensor], hf_parity
 def off(family: str, layout: str, padded: bool) -> dict[str, float]:
     """Return each tensor's error on the rank with the largest."""
     weights, given, reference = plain(family, padded)
-    model, tensor = by_policy(family), LAYOUTS[layout] if layout else mesh.Tensor()
+    model, tensor = by_policy(family), LAYOUTS[layout] if layout else mesh.TensorMesh()
 
     def rank() -> dict[str, float]:
         return hf_parity.worst(hf_parity.by_policy(model, weights, tensor, given), reference)
@@ -141,7 +141,7 @@ def test_a_weight_that_is_another_is_seen() -> None:
     weights, given, reference = plain("llama", True)
     weights = {name: value.clone() for name, value in weights.items()}
     weights["model.layers.1.mlp.up_proj.weight"][0, 0] += 1e-8
-    model, tensor = by_policy("llama"), mesh.Tensor()
+    model, tensor = by_policy("llama"), mesh.TensorMesh()
 
     def rank() -> dict[str, float]:
         return hf_parity.worst(hf_parity.by_policy(model, weights, tensor, given), reference)

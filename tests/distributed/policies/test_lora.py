@@ -84,7 +84,7 @@ def found(case: str, layout: str, padded: bool) -> hf_parity.Result:
     name, keys = CASES[case]
     family = hf.FAMILIES[name]
     torch.set_default_dtype(torch.float64)
-    tensor = LAYOUTS[layout] if layout else mesh.Tensor()
+    tensor = LAYOUTS[layout] if layout else mesh.TensorMesh()
     groups = Groups(mesh.Mesh(tensor=tensor))
     model = HuggingFaceModel(family.classes()[0], family.config(), lora=keys)
     (labels,), inputs = given.labels, tuple(given.inputs.values())
@@ -147,7 +147,7 @@ def test_an_adapter_that_is_another_is_seen() -> None:
 
 def _pieces(layout: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the initial adapters in full, and their gradients with dropout, which copies must share."""
-    tensor = LAYOUTS[layout] if layout else mesh.Tensor()
+    tensor = LAYOUTS[layout] if layout else mesh.TensorMesh()
     groups = Groups(mesh.Mesh(tensor=tensor))
     family = hf.FAMILIES["llama"]
     ids, mask = hf_parity.make_inputs(family.config()).values()
@@ -273,7 +273,7 @@ def test_the_forecast_knows_what_is_trained(case: str) -> None:
     target = f"transformers.{family.classes()[0].__name__}"
     lora = sections.LoRA(**keys)
     other = sections.OtherModel(target=target, args={"config": family.config().to_dict()}, lora=lora)
-    costs = model_costs(other, mesh.Tensor(), 8, 8)
+    costs = model_costs(other, mesh.TensorMesh(), 8, 8)
     assert costs is not None
     num_layers = other.transformers.num_layers
     forecast = num_layers * (costs.weights[1] - costs.frozen[1])

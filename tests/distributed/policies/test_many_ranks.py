@@ -88,7 +88,7 @@ OWN = {
 """The fields that turn dslpar's GPT into a transformers model."""
 
 
-def _own(form: str, world: int, tensor: mesh.Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _own(form: str, world: int, tensor: mesh.TensorMesh) -> tuple[Tensor, dict[str, Tensor]]:
     """Return full loss and gradients of dslpar's GPT, whose initial weights depend on no layout."""
     torch.set_default_dtype(torch.float64)
     sizes, groups = SIZES[world], Groups(Mesh(tensor=tensor))
@@ -117,7 +117,7 @@ def _own(form: str, world: int, tensor: mesh.Tensor) -> tuple[Tensor, dict[str, 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_own_gpt_on_many_ranks_has_the_gradients_of_one(layout: str, form: str) -> None:
     tensor = cuboid_of(LAYOUTS[layout])
-    ((loss, gradients),) = on_ranks(1, _own, form, tensor.size, mesh.Tensor())
+    ((loss, gradients),) = on_ranks(1, _own, form, tensor.size, mesh.TensorMesh())
 
     def rank() -> dict[str, float]:
         own_loss, own = _own(form, tensor.size, tensor)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.distributed.groups import Groups
 from dslpar.models import GPT
 from dslpar.models.layered import LayeredModel, build_module
@@ -56,7 +56,7 @@ def _sent(model: LayeredModel, groups: Groups) -> Sent:
     return {(name, *key): (n, sent.calls[key]) for name, sent in passes.items() for key, n in sent.elements.items()}
 
 
-def _both(tensor: Tensor, forms: tuple[str, ...]) -> dict[str, tuple[Sent, Sent]]:
+def _both(tensor: TensorMesh, forms: tuple[str, ...]) -> dict[str, tuple[Sent, Sent]]:
     groups = Groups(Mesh(tensor=tensor))
     return {
         form: (_sent(HuggingFaceModel(*hf.subject(hf.FAMILIES[form])), groups), _sent(_own(form), groups))

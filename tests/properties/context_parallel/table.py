@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 
 SAMPLES, TOKENS, HIDDEN, HEADS = 4, 48, 128, 32
 """32 heads divide by 8 ranks of Ulysses beside 4 of tensor parallelism. 48 tokens divide into 8 pieces of 2 halves,
@@ -39,16 +39,16 @@ MASKS = ("causal", "full", "window", "packed", "padded")
 CASES: Mapping[str, Case] = {case.name: case for case in (Case(*each) for each in product(IMPLS, MASKS, (1, 2, 4)))}
 
 SIZES = (2, 3, 4, 8)
-BESIDE: Mapping[str, Tensor] = {
-    "alone": Tensor(mode="sequence"),
-    "1d 2": Tensor(y=2, mode="1d"),
-    "1d 2 sequence": Tensor(y=2, mode="1d", residual="sequence"),
-    "2d 4": Tensor(q=2, y=2, mode="2d", residual="hidden"),
-    "3d 8": Tensor(q=2, y=2, z=2, mode="3d", residual="batch", inner="batch", keep="none"),
+BESIDE: Mapping[str, TensorMesh] = {
+    "alone": TensorMesh(mode="sequence"),
+    "1d 2": TensorMesh(y=2, mode="1d"),
+    "1d 2 sequence": TensorMesh(y=2, mode="1d", residual="sequence"),
+    "2d 4": TensorMesh(q=2, y=2, mode="2d", residual="hidden"),
+    "3d 8": TensorMesh(q=2, y=2, z=2, mode="3d", residual="batch", inner="batch", keep="none"),
 }
 
 
-def cuboid(beside: str, size: int, impl: str) -> Tensor:
+def cuboid(beside: str, size: int, impl: str) -> TensorMesh:
     """Return the cuboid of a context of that many ranks beside a tensor mode; a hybrid of an odd number is a ring."""
     made = replace(BESIDE[beside], d=size, split="sequence", impl=impl, ulysses_size=math.gcd(size, 2))
     return replace(made, zigzag=made.ring > 1)

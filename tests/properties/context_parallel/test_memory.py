@@ -30,10 +30,10 @@ from tests.support.fake_world import on_last_ranks
 from tests.support.live_storages import LiveStorages
 
 TOKENS, HIDDEN, HEADS, FFN = 32_768, 32, 2, 96
-RING = mesh.Tensor(d=4, mode="sequence", split="sequence", zigzag=True)
+RING = mesh.TensorMesh(d=4, mode="sequence", split="sequence", zigzag=True)
 LAYOUTS = {
     "ring": RING,
-    "ulysses": mesh.Tensor(d=2, mode="sequence", split="sequence", impl="ulysses"),
+    "ulysses": mesh.TensorMesh(d=2, mode="sequence", split="sequence", impl="ulysses"),
     "hybrid": replace(RING, impl="hybrid", ulysses_size=2),
 }
 MODEL = section.GPT(
@@ -73,7 +73,7 @@ def held_by(layer: torch.nn.Module, forward: Callable[[Tensor], Tensor], x: Tens
     return Held((saved + x.nbytes) / size, (live.peak - own + x.nbytes) / size, live.largest / size)
 
 
-def of_block(tensor: mesh.Tensor) -> Held:
+def of_block(tensor: mesh.TensorMesh) -> Held:
     form = Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), bias=False)
     block = Block(Groups(Mesh(tensor=tensor)), HIDDEN, HEADS, ffn_hidden_size=FFN, form=form)
     initialize(block, block.groups, seed=1)
@@ -83,7 +83,7 @@ def of_block(tensor: mesh.Tensor) -> Held:
 @pytest.mark.prove
 def test_a_rank_of_n_takes_an_nth_of_the_memory() -> None:
     """The limit is 1.1 of it. The forecast covers all saved tensors but the output, which the next layer saves."""
-    tensors = [mesh.Tensor(), *LAYOUTS.values()]
+    tensors = [mesh.TensorMesh(), *LAYOUTS.values()]
     one, *cut = on_last_ranks(of_block, tensors)
     for tensor, found in zip(tensors, [one, *cut], strict=True):
         assert found.saved / one.saved <= 1.1 / tensor.context
@@ -97,7 +97,7 @@ def test_a_rank_of_n_takes_an_nth_of_the_memory() -> None:
         assert found.peak == pytest.approx(saved + widest, rel=0.03)
 
 
-def of_block_by_parts(tensor: mesh.Tensor) -> Held:
+def of_block_by_parts(tensor: mesh.TensorMesh) -> Held:
     """Recompute the block in the backward, with its MLP for a 16th of the tokens at a time."""
     form = Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), bias=False)
     block = Block(Groups(Mesh(tensor=tensor)), HIDDEN, HEADS, ffn_hidden_size=FFN, form=form)
@@ -110,7 +110,7 @@ def of_block_by_parts(tensor: mesh.Tensor) -> Held:
 @pytest.mark.prove
 def test_the_peak_of_an_mlp_by_parts_is_forecast() -> None:
     """The forecast is within 6 %: attention dominates then, and only its moments are counted one by one."""
-    tensors = {"one process": mesh.Tensor(), **LAYOUTS}
+    tensors = {"one process": mesh.TensorMesh(), **LAYOUTS}
     model = replace(MODEL, max_seq_len=CORE_TOKENS)
     for (name, tensor), found in zip(
         tensors.items(), on_last_ranks(of_block_by_parts, list(tensors.values())), strict=True
@@ -136,7 +136,7 @@ def test_the_peak_of_an_mlp_by_parts_is_forecast() -> None:
 CORE_TOKENS, HEAD_DIM, CHUNKS = 8192, 16, 16
 
 
-def of_ring(tensor: mesh.Tensor) -> list[tuple[int, int, float]]:
+def of_ring(tensor: mesh.TensorMesh) -> list[tuple[int, int, float]]:
     """Return query heads, key heads, and the peak of attention alone, in heads of this rank's tokens."""
     found = []
     for heads, kv_heads in ((8, 8), (8, 4), (8, 1)):
@@ -165,7 +165,7 @@ def test_the_peak_of_a_ring_s_backward_is_the_one_that_is_told(
     ranks: int, zigzag: bool, beside: tuple[int, int]
 ) -> None:
     """The peak is on the last rank, whose queries attend to half of each other rank's keys."""
-    tensor = mesh.Tensor(d=ranks, mode="sequence", split="sequence", zigzag=zigzag)
+    tensor = mesh.TensorMesh(d=ranks, mode="sequence", split="sequence", zigzag=zigzag)
     (peaks,) = on_last_ranks(of_ring, [tensor])
     for heads, kv_heads, peak in peaks:
         given = heads + 2 * kv_heads + 2 * heads + heads / HEAD_DIM  # q, k, v, y, its gradient, and log-sum-exp
@@ -174,7 +174,7 @@ def test_the_peak_of_a_ring_s_backward_is_the_one_that_is_told(
         assert peak == pytest.approx(given + max(working, first), rel=0.03)
 
 
-def packed(tensor: mesh.Tensor) -> Held:
+def packed(tensor: mesh.TensorMesh) -> Held:
     """Attention with documents, which makes masks for blocks on an edge."""
     layer = Attention(Groups(Mesh(tensor=tensor)), HIDDEN, HEADS, causal=True)
     initialize(layer, layer.groups, seed=1)
@@ -187,14 +187,14 @@ def packed(tensor: mesh.Tensor) -> Held:
 @pytest.mark.prove
 @pytest.mark.parametrize("name", ["one process", *LAYOUTS])
 def test_nothing_of_the_square_of_a_piece_is_made(name: str) -> None:
-    tensor = LAYOUTS.get(name, mesh.Tensor())
+    tensor = LAYOUTS.get(name, mesh.TensorMesh())
     (found,) = on_last_ranks(packed, [tensor])
     length = TOKENS // 2 // tensor.context
     assert found.largest <= max(TILE**2, 4 * HIDDEN * length)
     assert found.largest < length**2 / 8
 
 
-def of_loss(tensor: mesh.Tensor) -> tuple[Held, Held]:
+def of_loss(tensor: mesh.TensorMesh) -> tuple[Held, Held]:
     """Measure a head with its loss over a vocabulary of 4,096: whole, and in 16 parts."""
     from dslpar.layers import Head
 
@@ -212,6 +212,8 @@ def of_loss(tensor: mesh.Tensor) -> tuple[Held, Held]:
 
 
 def test_logits_are_never_whole() -> None:
-    for whole, parts in on_last_ranks(of_loss, [mesh.Tensor(), mesh.Tensor(y=2, mode="1d", residual="sequence")]):
+    for whole, parts in on_last_ranks(
+        of_loss, [mesh.TensorMesh(), mesh.TensorMesh(y=2, mode="1d", residual="sequence")]
+    ):
         assert parts.saved < whole.saved / 50
         assert parts.peak < whole.peak / 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Condition
 from dslpar.layout.inferred_value import InferredValue
@@ -12,14 +12,14 @@ from dslpar.layout.stages import EvenWeights, num_matches
 from tests.support.mlp_family.section import ResidualMLP
 
 
-def conditions(model: ResidualMLP, cuboid: Tensor, seq_len: int) -> list[Condition]:
+def conditions(model: ResidualMLP, cuboid: TensorMesh, seq_len: int) -> list[Condition]:
     return [
         *divisors.residual_features(model.width, cuboid, "width"),
         *divisors.sequence(seq_len, cuboid),
     ]
 
 
-def padding(model: ResidualMLP, cuboid: Tensor) -> list[Condition]:
+def padding(model: ResidualMLP, cuboid: TensorMesh) -> list[Condition]:
     return [divisors.vocabulary(model.vocab_size, cuboid)]
 
 

@@ -23,11 +23,11 @@ from dslpar.checkpoint.slices import (
     range_cuboids,
     sub_box,
 )
-from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor
+from dslpar.core.mesh import TENSOR_AXES, Mesh, TensorMesh
 from dslpar.layers.placement import Placement
 from tests.support.layouts import CUBOIDS, LAYOUTS
 
-TENSORS = st.sampled_from([Tensor(), *LAYOUTS.values(), *CUBOIDS.values()])
+TENSORS = st.sampled_from([TensorMesh(), *LAYOUTS.values(), *CUBOIDS.values()])
 
 
 class Two(NamedTuple):
@@ -38,7 +38,7 @@ class Two(NamedTuple):
     target: Placement
 
 
-def coords(tensor: Tensor) -> list[dict[str, int]]:
+def coords(tensor: TensorMesh) -> list[dict[str, int]]:
     mesh = Mesh(tensor=tensor)
     return [mesh.coord(rank) for rank in range(mesh.world_size)]
 
@@ -70,7 +70,7 @@ def cuts_of(draw: st.DrawFn, dims: int) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(letter for letter in order if dim_of[letter] == dim) for dim in range(dims))
 
 
-def counts_of(tensor: Tensor, cuts: tuple[tuple[str, ...], ...]) -> list[int]:
+def counts_of(tensor: TensorMesh, cuts: tuple[tuple[str, ...], ...]) -> list[int]:
     return [math.prod(getattr(tensor, letter) for letter in letters) for letters in cuts]
 
 

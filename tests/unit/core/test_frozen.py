@@ -7,7 +7,7 @@ import pickle
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 
 from dslpar.core.frozen import is_frozen, is_required
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.schema.sections import TensorParallel
 
 
@@ -31,7 +31,7 @@ def test_is_frozen() -> None:
 
 
 def test_values_that_keep_their_hash_are_equal_by_their_fields() -> None:
-    one, same, other = (Tensor(y=size) for size in (2, 2, 3))
+    one, same, other = (TensorMesh(y=size) for size in (2, 2, 3))
     assert one == same != other
     assert len({one, same, other}) == 2  # from here on hashes are cached
     assert one == same != other
@@ -41,10 +41,10 @@ def test_values_that_keep_their_hash_are_equal_by_their_fields() -> None:
 
 
 def test_a_kept_hash_is_no_part_of_a_value() -> None:
-    tensor = Tensor(y=2, mode="1d")
-    assert hash(tensor) == hash(Tensor(y=2, mode="1d"))
+    tensor = TensorMesh(y=2, mode="1d")
+    assert hash(tensor) == hash(TensorMesh(y=2, mode="1d"))
     for made in (pickle.loads(pickle.dumps(tensor)), copy.copy(tensor), replace(tensor, y=2)):
-        assert vars(made).keys() == {item.name for item in fields(Tensor)}, "a hash of another process"
+        assert vars(made).keys() == {item.name for item in fields(TensorMesh)}, "a hash of another process"
         assert made == tensor
         assert hash(made) == hash(tensor)
     assert hash(replace(tensor, y=4)) != hash(tensor)

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dslpar.core.mesh import LEGACY_ORDER, ORDERS, STANDARD_ORDER, TENSOR_AXES, Mesh, Tensor, expand
+from dslpar.core.mesh import LEGACY_ORDER, ORDERS, STANDARD_ORDER, TENSOR_AXES, Mesh, TensorMesh, expand
 
 SIZES = st.integers(1, 3)
 MESHES = st.builds(
-    lambda pipe, data, d, q, y, z, order: Mesh(pipe=pipe, data=data, tensor=Tensor(d=d, q=q, y=y, z=z), order=order),
+    lambda pipe, data, d, q, y, z, order: Mesh(
+        pipe=pipe, data=data, tensor=TensorMesh(d=d, q=q, y=y, z=z), order=order
+    ),
     *[SIZES] * 6,
     st.sampled_from(ORDERS),
 )
@@ -59,19 +61,19 @@ def test_groups_partition_the_world(mesh: Mesh, names: list[str]) -> None:
 
 
 def test_the_formula_of_the_design() -> None:
-    mesh = Mesh(pipe=2, data=3, tensor=Tensor(y=4))
+    mesh = Mesh(pipe=2, data=3, tensor=TensorMesh(y=4))
     for pipe, data, tensor in product(range(2), range(3), range(4)):
         assert mesh.rank({"pipe": pipe, "data": data, "y": tensor}) == (pipe * 3 + data) * 4 + tensor
 
 
 def test_the_legacy_order() -> None:
-    sizes = dict(pipe=2, data=2, tensor=Tensor(y=2))
+    sizes = dict(pipe=2, data=2, tensor=TensorMesh(y=2))
     assert Mesh(**sizes, order=STANDARD_ORDER).peers(0, "pipe") == (0, 4)
     assert Mesh(**sizes, order=LEGACY_ORDER).peers(0, "pipe") == (0, 2)
 
 
 def test_a_large_mesh_costs_nothing() -> None:
-    mesh = Mesh(pipe=64, data=1024, tensor=Tensor(y=16))
+    mesh = Mesh(pipe=64, data=1024, tensor=TensorMesh(y=16))
     assert mesh.world_size == 2**20
     assert next(mesh.groups("tensor")) == tuple(range(16))
     assert mesh.peers(2**20 - 1, "pipe")[0] == 1024 * 16 - 1
@@ -82,3 +84,11 @@ def test_a_mesh_refuses_what_is_none() -> None:
         Mesh(pipe=0)
     with pytest.raises(AssertionError):
         Mesh(order=("tensor", "data", "pipe"))
+
+
+def test_the_old_name_of_the_tensor_mesh_still_works() -> None:
+    with pytest.warns(DeprecationWarning, match="Tensor is now called TensorMesh"):
+        from dslpar.core.mesh import Tensor  # type: ignore[attr-defined]
+    assert Tensor is TensorMesh
+    with pytest.raises(ImportError, match="Tensors"):
+        from dslpar.core.mesh import Tensors  # type: ignore[attr-defined]  # noqa: F401

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.costs.any_model import flops_per_token, model_costs
 from dslpar.costs.model_costs import ModelCosts
 from dslpar.costs.transformers_costs import gpt_of
@@ -38,17 +38,17 @@ MODELS: Mapping[str, Model] = {
     "resmlp": ResMLP(num_layers=4, hidden_size=64, image_size=32, patch_size=8, num_classes=10),
     "moco": MoCo(num_layers=4, hidden_size=64, num_heads=8, image_size=32, patch_size=8),
 }
-CUBOIDS: Mapping[str, Tensor] = {
-    "none": Tensor(),
-    "1d": Tensor(y=2, mode="1d"),
-    "1d sequence": Tensor(y=2, mode="1d", residual="sequence"),
-    "2d": Tensor(q=2, y=2, mode="2d", residual="hidden"),
-    "2.5d": Tensor(d=2, q=2, y=2, mode="2.5d", residual="hidden"),
-    "3d": Tensor(q=2, y=2, z=2, mode="3d", residual="batch", inner="batch", keep="none"),
+CUBOIDS: Mapping[str, TensorMesh] = {
+    "none": TensorMesh(),
+    "1d": TensorMesh(y=2, mode="1d"),
+    "1d sequence": TensorMesh(y=2, mode="1d", residual="sequence"),
+    "2d": TensorMesh(q=2, y=2, mode="2d", residual="hidden"),
+    "2.5d": TensorMesh(d=2, q=2, y=2, mode="2.5d", residual="hidden"),
+    "3d": TensorMesh(q=2, y=2, z=2, mode="3d", residual="batch", inner="batch", keep="none"),
 }
 
 
-def parts(model: Model, cuboid: Tensor, tokens: float) -> ModelCosts:
+def parts(model: Model, cuboid: TensorMesh, tokens: float) -> ModelCosts:
     found = model_costs(model, cuboid, tokens, model.longest_sample)
     assert found is not None
     return found
@@ -74,7 +74,7 @@ def test_ranks_hold_all_parameters(name: str, cuboid: str) -> None:
 def test_products_are_the_operations_of_a_forward(name: str) -> None:
     model = MODELS[name]
     tokens = 8 * model.longest_sample
-    made = parts(model, Tensor(), tokens)
+    made = parts(model, TensorMesh(), tokens)
     products = [
         *made.first.work.products,
         *(each for each in made.layer.work.products for _ in range(model.num_layers)),
@@ -94,11 +94,11 @@ def test_ranks_share_the_work(name: str, cuboid: str) -> None:
         pytest.skip("a ResMLP mixes tokens of the residual stream, which all ranks have whole in 1d")
     tokens = 8 * model.longest_sample
 
-    def operations(tensor: Tensor) -> float:
+    def operations(tensor: TensorMesh) -> float:
         products = parts(model, tensor, tokens).layer.work.products
         return sum(rows * depth * columns for rows, depth, columns in products)
 
-    assert operations(tensor) * tensor.size == pytest.approx(operations(Tensor()))
+    assert operations(tensor) * tensor.size == pytest.approx(operations(TensorMesh()))
 
 
 @pytest.mark.parametrize("cuboid", CUBOIDS)
@@ -118,7 +118,7 @@ def test_floats_count_as_fractions_do(name: str, cuboid: str) -> None:
 
 def test_every_family_has_costs_of_its_parts() -> None:
     model = ResidualMLP(num_layers=2, width=8, vocab_size=16, max_seq_len=4)
-    assert parts(model, Tensor(), 8).layer.work.products
+    assert parts(model, TensorMesh(), 8).layer.work.products
     assert layout_of(model) is not None
 
 
@@ -139,7 +139,7 @@ def other(name: str, **config: object) -> OtherModel:
 
 
 def held(model: OtherModel, num_layers: int) -> float:
-    made = model_costs(model, Tensor(), 64, 64)
+    made = model_costs(model, TensorMesh(), 64, 64)
     assert made is not None
     return float(made.first.memory.weights + made.layer.memory.weights * num_layers + made.last.memory.weights)
 
@@ -161,7 +161,7 @@ def test_experts_count_as_those_that_a_token_takes() -> None:
     gpt = gpt_of(model.transformers, 64)
     assert gpt is not None
     assert gpt.ffn_size == 2 * 14336  # type: ignore[attr-defined]
-    made = model_costs(model, Tensor(), 64, 64)
+    made = model_costs(model, TensorMesh(), 64, 64)
     counted = flops_per_token(model, 64)
     assert made is not None
     assert counted is not None
@@ -171,14 +171,14 @@ def test_experts_count_as_those_that_a_token_takes() -> None:
 
 
 def test_encoders_have_no_causal_mask() -> None:
-    made = model_costs(other("BertForMaskedLM"), Tensor(), 64, 64)
+    made = model_costs(other("BertForMaskedLM"), TensorMesh(), 64, 64)
     assert made is not None
     assert not made.layer.work.scores[0].causal
 
 
 @pytest.mark.parametrize("model", [other("NoSuchModel"), other("ViTForImageClassification"), OtherModel(target="a.B")])
 def test_models_of_unknown_sizes_have_no_costs(model: OtherModel) -> None:
-    assert model_costs(model, Tensor(), 64, 64) is None
+    assert model_costs(model, TensorMesh(), 64, 64) is None
     assert model.transformers is not None or flops_per_token(model, 64) is None
 
 
@@ -192,7 +192,7 @@ def with_lora(model: OtherModel, **lora: Any) -> OtherModel:
 def test_of_a_model_with_adapters_these_alone_are_trained() -> None:
     llama = other("LlamaForCausalLM", **LLAMA3, tie_word_embeddings=False)
     plain, lora = (
-        model_costs(each, Tensor(), 64, 64)
+        model_costs(each, TensorMesh(), 64, 64)
         for each in (llama, with_lora(llama, r=16, target_modules=("q_proj", "v_proj")))
     )
     assert plain is not None
@@ -208,7 +208,7 @@ def test_of_a_model_with_adapters_these_alone_are_trained() -> None:
 
 def test_a_head_that_is_trained_whole_has_its_gradient() -> None:
     llama = other("LlamaForCausalLM", **LLAMA3, tie_word_embeddings=False)
-    made = model_costs(with_lora(llama, modules_to_save=("lm_head",)), Tensor(), 64, 64)
+    made = model_costs(with_lora(llama, modules_to_save=("lm_head",)), TensorMesh(), 64, 64)
     assert made is not None
     assert len(made.last.work.products) == 1
     assert made.frozen[2] == 4096  # the last norm
@@ -216,7 +216,7 @@ def test_a_head_that_is_trained_whole_has_its_gradient() -> None:
 
 def test_a_linear_of_the_blocks_that_is_trained_whole_has_no_adapter() -> None:
     llama = other("LlamaForCausalLM", **LLAMA3, tie_word_embeddings=False)
-    made = model_costs(with_lora(llama, r=4, modules_to_save=("down_proj",)), Tensor(), 64, 64)
+    made = model_costs(with_lora(llama, r=4, modules_to_save=("down_proj",)), TensorMesh(), 64, 64)
     assert made is not None
     assert made.layer.work.products == ((64.0, 14336.0, 4096.0),)
     of_others = 4 * (2 * 4096 + 2 * (4096 + 1024) + 2 * 4096 + 2 * (4096 + 14336))
@@ -240,7 +240,7 @@ def test_a_linear_of_the_blocks_that_is_trained_whole_has_no_adapter() -> None:
     ],
 )
 def test_names_of_linears(name: str, target: str, features: int) -> None:
-    made = model_costs(with_lora(other(name), r=2, target_modules=(target,)), Tensor(), 64, 64)
+    made = model_costs(with_lora(other(name), r=2, target_modules=(target,)), TensorMesh(), 64, 64)
     assert made is not None
     assert made.weights[1] - made.frozen[1] == 2 * features
 

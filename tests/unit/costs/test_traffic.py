@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import pytest
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.costs import any_model as costs
 from dslpar.costs import layers, memory, traffic, work
 from dslpar.costs.collective_traffic import Traffic
@@ -45,7 +45,7 @@ def test_every_kind_of_layer_has_all_closed_forms() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_a_block_in_1d_sends_megatron_s_four_all_reduces(size: int) -> None:
-    sent = costs.layer_traffic(GPT, Tensor(y=size, mode="1d"), M)
+    sent = costs.layer_traffic(GPT, TensorMesh(y=size, mode="1d"), M)
     assert sent.both == {("all_reduce", "y"): 8 * f(size) * M * H}
     assert sent.forward == sent.backward
 
@@ -66,7 +66,7 @@ def test_linears_are_the_closed_form(name: str) -> None:
 
 @pytest.mark.parametrize("q", [2, 4])
 def test_kept_panels_send_two_thirds_of_summa(q: int) -> None:
-    tensor = Tensor(q=q, y=q, mode="2d", residual="hidden", keep="both")
+    tensor = TensorMesh(q=q, y=q, mode="2d", residual="hidden", keep="both")
     sent = traffic.total([Linear(H, F, "inward", bias=False)], tensor, M).total
     assert 3 * sent == 2 * 3 * Fraction(q - 1, q * q) * (M * H + H * F)
 
@@ -90,7 +90,7 @@ def test_a_model_is_the_sum_of_its_layers() -> None:
 @pytest.mark.parametrize("name", ["2d-4", "2.5d-8-depth-2", "3d-8", "ring-4", "ulysses-4", "cuboid-2-3-2"])
 def test_the_break_even_is_where_the_smaller_of_two_changes(name: str) -> None:
     tensor = LAYOUTS[name]
-    reference = Tensor(y=tensor.size, mode="1d")
+    reference = TensorMesh(y=tensor.size, mode="1d")
 
     def sends_less(tokens: int) -> bool:
         return costs.layer_traffic(GPT, tensor, tokens).total < costs.layer_traffic(GPT, reference, tokens).total
@@ -105,7 +105,7 @@ def test_the_break_even_is_where_the_smaller_of_two_changes(name: str) -> None:
 
 def test_a_break_even_that_is_never() -> None:
     """One column of ranks with a sharded residual sends what 1d does, and statistics of norms in addition."""
-    tensor = Tensor(y=4, mode="cuboid", residual="hidden", keep="both")
+    tensor = TensorMesh(y=4, mode="cuboid", residual="hidden", keep="both")
     found = break_even(GPT, tensor, M)
     assert found.needed is None
     assert found.sent > found.sent_in_1d == 8 * f(4) * M * H

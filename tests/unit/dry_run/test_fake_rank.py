@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch.distributed as dist
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.dry_run.fake_rank import fake_rank
 from tests.support.ranks import on_ranks
 
-MESH = Mesh(pipe=16, data=80, tensor=Tensor(y=8, mode="1d"))
+MESH = Mesh(pipe=16, data=80, tensor=TensorMesh(y=8, mode="1d"))
 
 
 def test_a_rank_of_a_large_world() -> None:

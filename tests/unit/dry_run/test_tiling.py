@@ -8,14 +8,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.dry_run.tiling import tiling_errors
 from dslpar.layers import placement
 from dslpar.layers.placement import Placement
 from tests.support.layouts import CUBOIDS, LAYOUTS
 
 
-def _placements(tensor: Tensor) -> list[Placement]:
+def _placements(tensor: TensorMesh) -> list[Placement]:
     return [
         placement.inward_weight(tensor, (24, 24, 24), 24),
         placement.outward_weight(tensor, 24, 24),
@@ -28,14 +28,14 @@ def _placements(tensor: Tensor) -> list[Placement]:
 
 
 @pytest.mark.parametrize("tensor", (LAYOUTS | CUBOIDS).values(), ids=LAYOUTS | CUBOIDS)
-def test_every_parameter_of_every_layout_is_tiled(tensor: Tensor) -> None:
+def test_every_parameter_of_every_layout_is_tiled(tensor: TensorMesh) -> None:
     for each in _placements(tensor):
         if not each._uneven():
             assert tiling_errors(each) == []
 
 
 @pytest.mark.parametrize("tensor", LAYOUTS.values(), ids=LAYOUTS)
-def test_errors_are_those_of_all_elements(tensor: Tensor) -> None:
+def test_errors_are_those_of_all_elements(tensor: TensorMesh) -> None:
     """Partitions over any axes, right or wrong, get the same verdict as a count of all elements."""
     cuts = (("y", "q"), ("z",)), (("z",), ("z",)), (("d", "q"), ("y", "y")), (("y", "y"), ()), ((), ("q", "d"))
     seen = set()
@@ -58,7 +58,7 @@ def _tiles(at: Placement) -> bool:
     return bool((on_ranks == on_ranks[0]).all() and (owned == 1).all())
 
 
-TWO = Tensor(q=2, y=2, mode="2d", residual="hidden")
+TWO = TensorMesh(q=2, y=2, mode="2d", residual="hidden")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_cut_that_gives_all_ranks_one_piece_is_found() -> None:
 
 def test_pieces_that_overlap_are_found() -> None:
     def overlapping(
-        full: torch.Tensor, dim: int, tensor: Tensor, coord: dict[str, int], letters: object
+        full: torch.Tensor, dim: int, tensor: TensorMesh, coord: dict[str, int], letters: object
     ) -> torch.Tensor:
         return full[:5] if letters and coord["y"] == 0 else full[4:] if letters else full
 

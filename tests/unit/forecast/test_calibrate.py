@@ -9,7 +9,7 @@ from math import exp, log
 
 import pytest
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.forecast.calibrate import Run, calibrate, error_of, held_out_error, quantile, residuals_of, solve
 from dslpar.forecast.constants import BOUNDS, DEFAULT, ERROR, Constants
 from dslpar.forecast.device import device_named
@@ -40,7 +40,7 @@ def layouts() -> Iterator[Workload]:
             for micro_size in (1, 4):
                 yield Workload(
                     model=model,
-                    mesh=Mesh(pipe=pipe, data=data, tensor=Tensor(y=size, mode="1d" if size > 1 else None)),
+                    mesh=Mesh(pipe=pipe, data=data, tensor=TensorMesh(y=size, mode="1d" if size > 1 else None)),
                     counts=(16 // pipe,) * pipe,
                     schedule=Schedule(Chunks(pipe), 16),
                     micro_size=micro_size,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.forecast.activations import activations, fullest
 from dslpar.forecast.model_states import states
 from dslpar.forecast.stage_memory import (
@@ -47,7 +47,7 @@ LLAMA_13B = GPT(
 
 
 def workload(pipe: int = 1, data: int = 8, tensor: int = 1, micro_batches: int = 8, **other: Any) -> Workload:
-    cuboid = Tensor(y=tensor, mode="1d", residual="sequence") if tensor > 1 else Tensor()
+    cuboid = TensorMesh(y=tensor, mode="1d", residual="sequence") if tensor > 1 else TensorMesh()
     sizes = {"counts": (40 // pipe,) * pipe, "schedule": Schedule(Chunks(pipe), micro_batches), "zero": 1}
     mesh = Mesh(pipe=pipe, data=data, tensor=cuboid)
     return Workload(**{"model": LLAMA_13B, "mesh": mesh, "micro_size": 1, "seq_len": 4096} | sizes | other)
@@ -137,9 +137,9 @@ def test_what_is_outside_torch() -> None:
     [
         (Mesh(), 0),
         (Mesh(data=8), 1),
-        (Mesh(pipe=2, data=16, tensor=Tensor(y=2, mode="1d")), 4),
+        (Mesh(pipe=2, data=16, tensor=TensorMesh(y=2, mode="1d")), 4),
         (Mesh(pipe=4), 2),
-        (Mesh(tensor=Tensor(q=2, y=2, z=2, mode="3d")), 4),
+        (Mesh(tensor=TensorMesh(q=2, y=2, z=2, mode="3d")), 4),
     ],
 )
 def test_communicators(mesh: Mesh, number: int) -> None:
@@ -178,7 +178,7 @@ def test_recomputation_keeps_inputs_and_one_group() -> None:
 
 
 def test_a_second_panel_of_weights_is_there_where_the_next_one_is_prefetched() -> None:
-    cuboid = Tensor(q=2, y=2, mode="2d", residual="hidden")
+    cuboid = TensorMesh(q=2, y=2, mode="2d", residual="hidden")
     plain = workload(mesh=Mesh(data=2, tensor=cuboid), micro_size=2)
     ahead = replace(plain, mesh=Mesh(data=2, tensor=replace(cuboid, comm_overlap=True)))
     panel = 2 * 5120 * 2 * 13824 / cuboid.y  # gate and up, in bf16
@@ -189,7 +189,7 @@ def test_a_second_panel_of_weights_is_there_where_the_next_one_is_prefetched() -
 
 
 def test_of_few_tokens_the_head_s_panels_are_more_than_the_loss_s_softmax() -> None:
-    cuboid = Tensor(q=2, y=2, mode="2d", residual="hidden")
+    cuboid = TensorMesh(q=2, y=2, mode="2d", residual="hidden")
     whole = workload(mesh=Mesh(data=8), micro_size=2)
     few = workload(mesh=Mesh(data=2, tensor=cuboid), micro_size=2, seq_len=512)
     elements, panel = float(few.costs.logits), 5120 * 32000 / cuboid.y

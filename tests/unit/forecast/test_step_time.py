@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.costs.model_costs import function_of
 from dslpar.forecast.constants import DEFAULT
 from dslpar.forecast.device import Device, device_named
@@ -41,14 +41,14 @@ LLAMA = GPT(
 NO_HOPS = replace(DEFAULT, hop_s=1e-12, nic_efficiency=1e6)
 
 
-def one_d(size: int, **options: Any) -> Tensor:
-    return Tensor(y=size, mode="1d", **options)
+def one_d(size: int, **options: Any) -> TensorMesh:
+    return TensorMesh(y=size, mode="1d", **options)
 
 
 def workload(
     pipe: int = 1,
     data: int = 1,
-    tensor: Tensor | None = None,
+    tensor: TensorMesh | None = None,
     *,
     chunks: int = 1,
     micro_batches: int = 8,
@@ -59,7 +59,7 @@ def workload(
     values: dict[str, Any] = {"micro_size": 1, "seq_len": 4096, "zero": 1, "model": LLAMA} | fields
     values.setdefault("counts", (32 // stages.stages,) * stages.stages)
     return Workload(
-        mesh=Mesh(pipe=pipe, data=data, tensor=tensor or Tensor()),
+        mesh=Mesh(pipe=pipe, data=data, tensor=tensor or TensorMesh()),
         schedule=Schedule(stages, micro_batches, split),
         **values,
     )
@@ -74,11 +74,15 @@ SOME = (
     workload(data=16, zero=3, recompute="full"),
     workload(data=4, tensor=one_d(8, residual="sequence"), zero=2, micro_size=2),
     workload(pipe=4, data=2, tensor=one_d(2), chunks=2, habits=Habits(blocking_messages=True, fused_optimizer=False)),
-    workload(pipe=2, tensor=Tensor(q=2, y=2, mode="2d", residual="hidden"), split=True, recompute="full", micro_size=2),
     workload(
-        tensor=Tensor(q=2, y=2, z=2, mode="3d", residual="batch"), micro_size=8, habits=Habits(fused_attention=False)
+        pipe=2, tensor=TensorMesh(q=2, y=2, mode="2d", residual="hidden"), split=True, recompute="full", micro_size=2
     ),
-    workload(tensor=Tensor(d=4, mode="sequence", split="sequence"), recompute="selective"),
+    workload(
+        tensor=TensorMesh(q=2, y=2, z=2, mode="3d", residual="batch"),
+        micro_size=8,
+        habits=Habits(fused_attention=False),
+    ),
+    workload(tensor=TensorMesh(d=4, mode="sequence", split="sequence"), recompute="selective"),
 )
 
 
@@ -184,8 +188,8 @@ def test_of_an_exchange_each_device_sends_what_leaves_its_node() -> None:
     assert made == pytest.approx({"all_to_all": 4 / 50, "send": 7 / 50, "all_gather": 7 / 200})
 
 
-def context(size: int, impl: str, **values: Any) -> Tensor:
-    return Tensor(d=size, mode="sequence", split="sequence", impl=impl, **values)
+def context(size: int, impl: str, **values: Any) -> TensorMesh:
+    return TensorMesh(d=size, mode="sequence", split="sequence", impl=impl, **values)
 
 
 def test_a_ring_pays_for_short_sequences_and_an_exchange_for_long_ones() -> None:
@@ -260,11 +264,11 @@ def test_a_layer_is_launched_forward_and_backward_and_again(
     ("tensor", "calls"),
     [
         (one_d(2), 2 + 2),
-        (Tensor(q=2, y=2, mode="2d", residual="hidden"), 10 + 12),
-        (Tensor(d=4, mode="sequence", split="sequence"), 3 + (3 + 3 + 1)),
+        (TensorMesh(q=2, y=2, mode="2d", residual="hidden"), 10 + 12),
+        (TensorMesh(d=4, mode="sequence", split="sequence"), 3 + (3 + 3 + 1)),
     ],
 )
-def test_collectives_and_a_ring_s_messages_are_launched_in_both_ways(tensor: Tensor, calls: int) -> None:
+def test_collectives_and_a_ring_s_messages_are_launched_in_both_ways(tensor: TensorMesh, calls: int) -> None:
     made = workload(model=SMALL, seq_len=256, tensor=tensor)
     one, more = (host_s(made, layer_launch_s=10e-3, collective_launch_s=seconds) for seconds in (1e-3, 2e-3))
     assert more - one == pytest.approx(calls * 1e-3, rel=0.01)
@@ -313,7 +317,7 @@ def simulated(made: Workload, layer_s: float) -> float:
     return simulate(made.schedule.orders(), made.chunks, Durations(stages, stages, stages)).makespan
 
 
-WHOLE = function_of(layers(LLAMA, 4096))(Tensor(), 4096)
+WHOLE = function_of(layers(LLAMA, 4096))(TensorMesh(), 4096)
 HEADLESS = replace(WHOLE, last=WHOLE.first)
 
 
@@ -399,7 +403,7 @@ def test_sent_bytes_are_those_of_the_forecast_of_traffic() -> None:
         (Mesh(data=8, tensor=one_d(2)), ("data",), Group(8, 4, 0.5)),
         (Mesh(data=1, tensor=one_d(16)), ("y",), Group(16, 8, 1.0)),
         (Mesh(pipe=2, data=2, tensor=one_d(2)), ("pipe",), Group(2, 2, 0.25)),
-        (Mesh(tensor=Tensor(d=2, q=4, y=4, mode="2.5d")), ("d", "q"), Group(8, 2, 0.25)),
+        (Mesh(tensor=TensorMesh(d=2, q=4, y=4, mode="2.5d")), ("d", "q"), Group(8, 2, 0.25)),
     ],
 )
 def test_ranks_of_a_group_that_share_a_node(mesh: Mesh, axes: tuple[str, ...], expected: Group) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.layers import placement
 from dslpar.layers.placement import Placement
 from dslpar.layout import divisors
 from tests.support.layouts import LAYOUTS
 from tests.support.paths import ROOT
 
-TABLES: dict[str, Callable[[Tensor], Placement]] = {
+TABLES: dict[str, Callable[[TensorMesh], Placement]] = {
     "inward": lambda tensor: placement.inward_weight(tensor, 48, 24),
     "qkv": lambda tensor: placement.inward_weight(tensor, (24, 24, 24), 24),
     "grouped qkv": lambda tensor: placement.inward_weight(tensor, (48, 24, 24), 24),
@@ -34,7 +34,7 @@ TABLES: dict[str, Callable[[Tensor], Placement]] = {
 CASES = list(itertools.product(LAYOUTS, TABLES))
 
 
-def coords(tensor: Tensor) -> list[dict[str, int]]:
+def coords(tensor: TensorMesh) -> list[dict[str, int]]:
     mesh = Mesh(tensor=tensor)
     return [mesh.coord(rank) for rank in range(mesh.world_size)]
 
@@ -59,13 +59,13 @@ def test_owners_hold_every_element_once(layout: str, name: str) -> None:
 
 
 def test_qkv_is_cut_within_each_of_q_k_v() -> None:
-    at = placement.inward_weight(Tensor(y=2), (4, 4, 4), 1)
+    at = placement.inward_weight(TensorMesh(y=2), (4, 4, 4), 1)
     second = at.cut(torch.arange(12).view(12, 1), {"d": 0, "q": 0, "y": 1, "z": 0})
     assert second.flatten().tolist() == [2, 3, 6, 7, 10, 11]
 
 
 def test_blocks_of_unequal_length_are_each_cut_by_themselves() -> None:
-    at = placement.inward_weight(Tensor(q=2, y=2, mode="2d"), (8, 4), 1)
+    at = placement.inward_weight(TensorMesh(q=2, y=2, mode="2d"), (8, 4), 1)
     third = at.cut(torch.arange(12).view(12, 1), {"d": 0, "q": 0, "y": 1, "z": 0})
     assert third.flatten().tolist() == [4, 5, 10], "a quarter of each: y's second half, q's first half of it"
 
@@ -82,18 +82,18 @@ def test_equal_blocks_are_cut_as_the_middle_dim_of_three() -> None:
 
 def test_a_block_that_does_not_divide_is_refused() -> None:
     with pytest.raises(AssertionError, match="does not divide"):
-        _ = placement.inward_weight(Tensor(y=4), (6, 2), 1).local_shape
+        _ = placement.inward_weight(TensorMesh(y=4), (6, 2), 1).local_shape
 
 
 def test_two_cuts_of_one_dim_go_slowest_first() -> None:
-    tensor = Tensor(y=2, z=2, residual="hidden")
+    tensor = TensorMesh(y=2, z=2, residual="hidden")
     at = placement.residual_vector(tensor, 4)
     held = [at.cut(torch.arange(4), coord).item() for coord in coords(tensor)]  # ranks by (y, z)
     assert held == [0, 2, 1, 3], "z cuts before y"
 
 
 def test_one_dim_of_tokens_takes_all_their_cuts() -> None:
-    tensor = Tensor(d=2, y=2, mode="1d", residual="sequence")  # d shards the batch, y the sequence
+    tensor = TensorMesh(d=2, y=2, mode="1d", residual="sequence")  # d shards the batch, y the sequence
     assert placement.residual(tensor, 8, 4, 2).cuts == (("d", "q"), ("y",), ("z",))
     assert placement.residual(tensor, 32, 2).cuts == (("d", "q", "y"), ("z",))
 
@@ -101,19 +101,19 @@ def test_one_dim_of_tokens_takes_all_their_cuts() -> None:
 @pytest.mark.parametrize(
     ("tensor", "padded"),
     [
-        (Tensor(), 17),
-        (Tensor(y=2), 18),
-        (Tensor(q=2, y=3, z=2), 18),
-        (Tensor(q=2, y=2, z=3, inner="heads"), 24),
-        (Tensor(q=2, y=2, z=3, inner="batch"), 20),
+        (TensorMesh(), 17),
+        (TensorMesh(y=2), 18),
+        (TensorMesh(q=2, y=3, z=2), 18),
+        (TensorMesh(q=2, y=2, z=3, inner="heads"), 24),
+        (TensorMesh(q=2, y=2, z=3, inner="batch"), 20),
     ],
 )
-def test_vocabulary_is_padded_to_what_cuts_it(tensor: Tensor, padded: int) -> None:
+def test_vocabulary_is_padded_to_what_cuts_it(tensor: TensorMesh, padded: int) -> None:
     assert divisors.vocabulary(17, tensor).value == padded
 
 
 def test_padding_is_zero_rows_that_never_come_back() -> None:
-    at = placement.table(Tensor(y=2), 3, 2)
+    at = placement.table(TensorMesh(y=2), 3, 2)
     last = at.cut(torch.ones(3, 2), {"d": 0, "q": 0, "y": 1, "z": 0})
     assert last.tolist() == [[1, 1], [0, 0]]
 

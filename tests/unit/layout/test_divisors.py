@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import TensorMesh
 from dslpar.costs import any_model as costs
 from dslpar.layers import placement
 from dslpar.layout import divisors
@@ -26,13 +26,13 @@ AXES = [axes for axes in product((1, 2, 3, 4), repeat=3) if axes[0] * axes[1] * 
 """(q, y, z)."""
 CUBOIDS = [
     *(
-        Tensor(q=q, y=y, z=z, mode="cuboid", residual=residual, inner=inner)  # type: ignore[arg-type]
+        TensorMesh(q=q, y=y, z=z, mode="cuboid", residual=residual, inner=inner)  # type: ignore[arg-type]
         for q, y, z in AXES
         for residual in ("replicated", "sequence", "hidden", "batch")
         for inner in ("batch", "heads")
     ),
-    *(Tensor(d=d, q=2, y=2, mode="2.5d", residual="hidden") for d in (2, 3)),
-    *(Tensor(d=d, mode="sequence", split="sequence", impl=impl) for d in (2, 3, 4) for impl in ("ring", "ulysses")),  # type: ignore[arg-type]
+    *(TensorMesh(d=d, q=2, y=2, mode="2.5d", residual="hidden") for d in (2, 3)),
+    *(TensorMesh(d=d, mode="sequence", split="sequence", impl=impl) for d in (2, 3, 4) for impl in ("ring", "ulysses")),  # type: ignore[arg-type]
 ]
 HEADS = [(1, None), (2, None), (4, 2), (6, 3), (6, 4), (8, 4), (12, 1), (12, 6), (24, 12)]
 """(num_heads, num_kv_heads)."""
@@ -52,7 +52,7 @@ def gpt(heads: tuple[int, int | None], hidden: int, **more: Any) -> GPT:
     )
 
 
-def attention(tensor: Tensor, model: GPT) -> list[placement.Placement]:
+def attention(tensor: TensorMesh, model: GPT) -> list[placement.Placement]:
     """Return weights and vectors with the residual's features, and heads as in the inner activations."""
     hidden, kv = model.hidden_size, model.kv_heads * (model.hidden_size // model.num_heads)
     exchanged = tensor.split == "sequence" and tensor.impl == "ulysses"
@@ -67,7 +67,7 @@ def attention(tensor: Tensor, model: GPT) -> list[placement.Placement]:
     ]
 
 
-def mlp(tensor: Tensor, hidden: int, ffn: int) -> list[placement.Placement]:
+def mlp(tensor: TensorMesh, hidden: int, ffn: int) -> list[placement.Placement]:
     """Both kinds; hidden_size divides, or `attention` reports it."""
     return [
         placement.inward_weight(tensor, ffn, hidden),
@@ -101,11 +101,11 @@ def test_heads_and_hidden_divide_where_the_placements_can_be_made(heads: tuple[i
     assert seen == ({False} if heads == (6, 4) else {True, False})
 
 
-def legal(model: GPT, tensor: Tensor) -> bool:
+def legal(model: GPT, tensor: TensorMesh) -> bool:
     return holds(divisors.attention(attention_sizes(model), tensor))
 
 
-def legal_sizes(key: str, model: GPT, tensor: Tensor) -> list[int]:
+def legal_sizes(key: str, model: GPT, tensor: TensorMesh) -> list[int]:
     """Return legal sizes by trying each, with the other sizes unchanged."""
     candidates = range(1, 1200 if key == "hidden_size" else 50)
     return [size for size in candidates if legal(replace(model, **{key: size}), tensor)]  # type: ignore[arg-type]
@@ -168,8 +168,8 @@ def test_the_vocabulary_is_padded_as_the_table_is() -> None:
         assert found.holds
         assert found.value == placement.table(tensor, 50, 12).padded[0]
         assert fits(placement.table(tensor, 50, 12 * 12 * 4))
-    assert divisors.vocabulary(50, Tensor(y=4)).why == "y * q = 4; 50 padded to 52"
-    assert divisors.vocabulary(52, Tensor(y=2, z=2)).why == "y * lcm(q, z) = 4; no padding"
+    assert divisors.vocabulary(50, TensorMesh(y=4)).why == "y * q = 4; 50 padded to 52"
+    assert divisors.vocabulary(52, TensorMesh(y=2, z=2)).why == "y * lcm(q, z) = 4; no padding"
 
 
 def test_keep_has_an_effect_where_the_traffic_says_so() -> None:

@@ -120,9 +120,9 @@ def test_a_family_is_read_and_linted_without_torch(name: str) -> None:
 
 
 def test_every_condition_of_a_family_has_a_rule_that_reports_it() -> None:
-    from dslpar.core.mesh import Tensor
+    from dslpar.core.mesh import TensorMesh
 
-    cuboid = Tensor(q=2, y=2, z=2, residual="batch", inner="batch", mode="3d")
+    cuboid = TensorMesh(q=2, y=2, z=2, residual="batch", inner="batch", mode="3d")
     model = section.GPT(
         num_layers=1, hidden_size=8, num_heads=2, num_kv_heads=2, vocab_size=8, max_seq_len=8, positions="rotary"
     )

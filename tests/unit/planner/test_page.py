@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.forecast.device import GIB, device_named
 from dslpar.forecast.part_terms import Sent
 from dslpar.forecast.plan import Forecast, Machine, forecast
@@ -219,7 +219,7 @@ def cells_of(drawn: str) -> dict[int, ElementTree.Element]:
 
 
 def test_each_rank_has_a_cell_within_its_node() -> None:
-    drawn = ElementTree.fromstring(mesh.draw(Mesh(pipe=2, data=4, tensor=Tensor(y=2, mode="1d")), 4).standalone())
+    drawn = ElementTree.fromstring(mesh.draw(Mesh(pipe=2, data=4, tensor=TensorMesh(y=2, mode="1d")), 4).standalone())
     nodes = [each for each in drawn.iter(f"{SVG}rect") if each.get("class") == "node"]
     assert len(nodes) == 4
     cells = cells_of(ElementTree.tostring(drawn, encoding="unicode"))
@@ -240,8 +240,8 @@ def test_each_rank_has_a_cell_within_its_node() -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        Mesh(pipe=2, data=2, tensor=Tensor(y=2, mode="1d")),
-        Mesh(data=2, pipe=2, tensor=Tensor(d=2, q=2, y=2, mode="2.5d"), order=("data", "pipe", "tensor")),
+        Mesh(pipe=2, data=2, tensor=TensorMesh(y=2, mode="1d")),
+        Mesh(data=2, pipe=2, tensor=TensorMesh(d=2, q=2, y=2, mode="2.5d"), order=("data", "pipe", "tensor")),
     ],
 )
 def test_the_script_s_sizes_and_strides_give_the_mesh_s_groups(made: Mesh) -> None:
@@ -260,13 +260,13 @@ def test_the_script_s_sizes_and_strides_give_the_mesh_s_groups(made: Mesh) -> No
 
 
 def test_axes_that_are_the_tensor_axis_itself_are_not_named_twice() -> None:
-    one = Mesh(data=2, tensor=Tensor(y=4, mode="1d"))
+    one = Mesh(data=2, tensor=TensorMesh(y=4, mode="1d"))
     assert mesh.axes_of(one) == ["data", "tensor"]
-    assert mesh.axes_of(Mesh(tensor=Tensor(q=2, y=2, mode="2d"))) == ["tensor", "x", "y"]
+    assert mesh.axes_of(Mesh(tensor=TensorMesh(q=2, y=2, mode="2d"))) == ["tensor", "x", "y"]
     assert [mesh.axis_name(one, axis) for axis in ("y", "data", "pipe")] == ["tensor", "data", "pipe"]
-    cuboid = Mesh(tensor=Tensor(q=2, y=2, z=2, mode="3d"))
+    cuboid = Mesh(tensor=TensorMesh(q=2, y=2, z=2, mode="3d"))
     assert [mesh.axis_name(cuboid, axis) for axis in ("q", "q y", "z", "q y z")] == ["x", "x y", "z", "tensor"]
-    deep = Mesh(tensor=Tensor(d=2, q=2, y=2, mode="2.5d"))
+    deep = Mesh(tensor=TensorMesh(d=2, q=2, y=2, mode="2.5d"))
     assert [mesh.axis_name(deep, axis) for axis in ("d", "q", "d q", "q y")] == ["d", "q", "x", "q y"]
 
 
@@ -275,8 +275,8 @@ def test_axes_that_are_the_tensor_axis_itself_are_not_named_twice() -> None:
     [
         (Mesh(data=512), 512, ""),
         (Mesh(pipe=4, data=256), 4, "one replica is drawn, 4 of 1,024 ranks"),
-        (Mesh(pipe=1024, tensor=Tensor(y=8, mode="1d")), 8, "one tensor group is drawn, 8 of 8,192 ranks"),
-        (Mesh(tensor=Tensor(y=1024, mode="1d")), 512, "the first 512 of 1,024 ranks are drawn"),
+        (Mesh(pipe=1024, tensor=TensorMesh(y=8, mode="1d")), 8, "one tensor group is drawn, 8 of 8,192 ranks"),
+        (Mesh(tensor=TensorMesh(y=1024, mode="1d")), 512, "the first 512 of 1,024 ranks are drawn"),
     ],
 )
 def test_of_many_ranks_a_part_is_drawn_with_a_note(made: Mesh, count: int, note: str) -> None:
@@ -350,7 +350,7 @@ def test_without_a_device_memory_has_no_limit() -> None:
 
 def test_traffic_tells_links_apart_by_more_than_colour() -> None:
     sent = (Sent("y", False, 3 * GIB), Sent("data", True, 1.5 * GIB), Sent("pipe", True, 0.0))
-    made = Mesh(pipe=2, data=2, tensor=Tensor(y=2, mode="1d"))
+    made = Mesh(pipe=2, data=2, tensor=TensorMesh(y=2, mode="1d"))
     drawn = ElementTree.fromstring(traffic.draw(sent, made).standalone())
     bars = [each for each in drawn.iter(f"{SVG}rect") if each.find(f"{SVG}title") is not None]
     assert [each.get("class") for each in bars] == ["within", "between", "between"]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
-from dslpar.core.mesh import Tensor as TensorMesh
+from dslpar.core.mesh import TensorMesh as TensorMesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers.dropout import seed_generators
 from dslpar.layout.attention_blocks import Pattern

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.distributed.groups import Groups
 from dslpar.policies.dropout import FunctionalDropout, SampleDropout, Stream, drops_samples, take_functions
 
-GROUPS = Groups.without_processes(Mesh(tensor=Tensor(y=2, mode="1d")))
+GROUPS = Groups.without_processes(Mesh(tensor=TensorMesh(y=2, mode="1d")))
 
 
 def _helper(x: torch.Tensor, training: bool) -> torch.Tensor:
@@ -28,7 +28,7 @@ class Dropping(nn.Module):
 
 
 def masks(rank: int, *, is_inner: bool) -> torch.Tensor:
-    groups = Groups.without_processes(Mesh(tensor=Tensor(y=2, mode="1d")), rank=rank)
+    groups = Groups.without_processes(Mesh(tensor=TensorMesh(y=2, mode="1d")), rank=rank)
     stream = Stream()
     stream.is_inner = is_inner
     torch.manual_seed(5)
@@ -85,7 +85,7 @@ def test_what_drops_samples_is_found_by_trying() -> None:
 
 def test_a_sample_is_dropped_in_all_its_pieces() -> None:
     """2d shards samples and features: ranks with the same samples drop the same ones, and other ranks draw others."""
-    tensor = Tensor(q=2, y=2, mode="2d", residual="hidden")
+    tensor = TensorMesh(q=2, y=2, mode="2d", residual="hidden")
     seen = {}
     for rank in range(4):
         groups = Groups.without_processes(Mesh(tensor=tensor), rank=rank)

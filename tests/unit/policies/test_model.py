@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dslpar.core.errors import DslparError
-from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.distributed.groups import Groups
 from dslpar.engine.stage_layers import held_layers, shared_params
 from dslpar.layout.chunks import Chunks
@@ -127,7 +127,7 @@ def test_initial_weights_are_transformers_own_and_of_no_layout() -> None:
     assert all(torch.equal(p, weights[name]) for name, p in again.named_parameters())
     other = build_layer(layers["transformer.h.0"], Groups(Mesh()), seed=5)
     assert not torch.equal(dict(other.named_parameters())["attn.c_proj.weight"], weights["attn.c_proj.weight"])
-    groups = Groups.without_processes(Mesh(tensor=Tensor(y=2, mode="1d")))
+    groups = Groups.without_processes(Mesh(tensor=TensorMesh(y=2, mode="1d")))
     half = build_layer({layer.name: layer for layer in model.layers(groups)}["transformer.h.1"], groups, seed=5)
     assert torch.equal(dict(half.named_parameters())["attn.c_proj.weight"], weights["attn.c_proj.weight"][:, :16])
 
@@ -166,7 +166,7 @@ def test_a_parameter_that_nothing_tells_how_to_cut_is_named() -> None:
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
-    groups = Groups.without_processes(Mesh(tensor=Tensor(y=3, mode="1d")))
+    groups = Groups.without_processes(Mesh(tensor=TensorMesh(y=3, mode="1d")))
     with pytest.raises(DslparError, match="TEN227"):
         [layer.build() for layer in model_of("llama").layers(groups)]
 
@@ -175,7 +175,7 @@ def test_the_user_s_config_stays_as_it_was() -> None:
     family = hf.FAMILIES["phi3"]
     config = family.config()
     before = config.to_dict()
-    groups = Groups.without_processes(Mesh(tensor=Tensor(y=2, mode="1d")))
+    groups = Groups.without_processes(Mesh(tensor=TensorMesh(y=2, mode="1d")))
     for layer in HuggingFaceModel(family.classes()[0], config).layers(groups):
         layer.build()
     assert config.to_dict() == before

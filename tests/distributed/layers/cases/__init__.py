@@ -17,13 +17,13 @@ FAMILIES = {case.__name__: case.__module__.rpartition(".")[2] for case in CASES}
 """The module of each case."""
 
 
-def errors(tensor: mesh.Tensor, *names: str) -> Errors:
+def errors(tensor: mesh.TensorMesh, *names: str) -> Errors:
     """Return the errors of every case, or of the named ones, on this rank of a tensor group."""
     torch.set_default_dtype(torch.float64)
     return _found(Groups(mesh.Mesh(tensor=tensor)), names)
 
 
-def errors_after_steps(tensor: mesh.Tensor, optimizer: Callable[..., Any], *names: str) -> Errors:
+def errors_after_steps(tensor: mesh.TensorMesh, optimizer: Callable[..., Any], *names: str) -> Errors:
     """Return the errors in float32 after some steps of the optimizer that `optimizer` makes from parameter groups."""
     torch.set_default_dtype(torch.float32)
     return _found(Training(mesh.Mesh(tensor=tensor), optimizer), names)
