@@ -37,8 +37,8 @@ CHOICES: Mapping[str, InferredValue] = {
     ),
     "optimizer.params.fused": InferredValue(
         True,
-        "one kernel per step, on CPUs and for offloaded states too; torch's default passes over all states a dozen "
-        "times",
+        "one kernel per step, on CPUs and for offloaded states too, where only a pipeline with ZeRO runs without it; "
+        "torch's default passes over all states a dozen times",
         ("optimizer.type",),
     ),
     "optimizer.params.adam_w_mode": InferredValue(

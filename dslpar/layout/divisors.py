@@ -5,8 +5,9 @@ linter, `dslpar show` and the layers, when they are built, all use exactly this 
 axes that shard each activation. A model family combines its conditions from these.
 
 Letters: A heads, G heads of keys and values, H residual features (H / A per head), F features of the MLP. x = d * q, y
-and z are the axes of the cuboid (docs/architecture.md, The cuboid). "residual=batch" means that ranks along y store
-different samples of the residual, and "inner=heads" that ranks along z store different heads of inner activations.
+and z are the axes of the cuboid (docs/architecture.md, The cuboid). Under context parallelism d splits sequences, and
+the first row has q in place of x. "residual=batch" means that ranks along y store different samples of the residual,
+and "inner=heads" that ranks along z store different heads of inner activations.
 
 =================  =====================================================================  ======
 size               must be divisible by                                                   rule
@@ -20,7 +21,7 @@ hidden_size H      z * q, y * q; y * z if residual=hidden or inner=heads        
 ..                 A * y * q / gcd(y * q, G): y * q must divide the features of G heads   TEN208
 ..                 2 * A for rotary positions                                             TEN209
 ffn_hidden_size F  y * q; y * z if inner=heads                                            TEN203
-seq_len            y if residual=sequence; x in mode 'sequence'                           TEN204
+seq_len            d under context parallelism; times y if residual=sequence              TEN204
 =================  =====================================================================  ======
 
 The vocabulary is padded instead. A, G and H depend on each other: `dslpar.layout.nearest` finds legal combinations.
