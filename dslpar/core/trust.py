@@ -7,7 +7,7 @@ supplies it, since a config must not vouch for itself. `torch.load(weights_only=
 Face's `trust_remote_code` work in the same way. In dslpar:
 
 - A section's own class (`model`, a layer, `optimizer`, `gradient_handler`) may come from any package except the
-  standard library, which has none of these: naming the class is the section's purpose. It is imported, but must be a
+  standard library, which has none of these: naming the class is the section's purpose. It is imported, and must be a
   class of the section's kind before it or its arguments are called. So `my_data.py` next to a config works by its name.
 - A call within arguments, `LazyCall(X)(...)` or `_target_`, must be of a known kind (below) or in a trusted package,
   even if X belongs to the author's own project: nothing else shows that the call is intended.
