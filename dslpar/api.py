@@ -214,7 +214,7 @@ def prove(
     other = None
     if resume_on is not None:
         if isinstance(config, Config):
-            raise TypeError("resume_on needs the config's file or sections, to apply its overrides to")
+            raise TypeError("resume_on needs the config's file or sections, because it overrides their keys")
         changed = check.load(config, [*overrides, *resume_on])
         other = _load_job(changed, world_size, rank=1, by_program=by_program)
     program = None

@@ -48,7 +48,7 @@ def to_residual(groups: Groups, x: Tensor) -> Tensor:
     """Shard [batch, sequence, H] to [batch/x, sequence, H/z], as the residual is stored; or shard [tokens, H].
 
     Raises:
-        DslparError: a dim does not divide by the number of ranks that cut it, or `x` has neither two nor three dims.
+        DslparError: a dim is not divisible by the number of ranks that cut it, or `x` has neither two nor three dims.
     """
     return _shard(groups, x, residual_cuts(groups.tensor))
 
@@ -111,7 +111,7 @@ def _dims(x: Tensor, cuts: ActivationSharding) -> tuple[Letters, ...]:
 
 
 def check_divides(groups: Groups, x: Tensor, dims: tuple[Letters, ...], what: str) -> None:
-    """Raise DslparError, listing every dim that does not divide by the number of ranks that cut it."""
+    """Raise DslparError, listing every dim that is not divisible by the number of ranks that cut it."""
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in dims]
     findings = [
         _does_not_divide(what, dim, length, count, groups.tensor.mode)
@@ -126,7 +126,7 @@ def _does_not_divide(what: str, dim: int, length: int, count: int, mode: str | N
     lengths = " or ".join(map(str, multiples(length, count)))
     return finding(
         "TEN221",
-        f"dim {dim} of {what} has {length} entries, and mode {mode!r} cuts it into {count} pieces",
+        f"dim {dim} of {what} has {length} entries, but mode {mode!r} splits it into {count} shards",
         f"{lengths} entries: pad it, or choose another size",
         key="parallel.tensor",
     )

@@ -121,10 +121,9 @@ def as_dtensor(p: torch.Tensor, groups: Groups) -> DTensor:
     if at is None:
         return DTensor.from_local(p, device_mesh(groups, "tensor"), [broadcast], run_check=False)
     if at.blocks and any(groups.mesh.size(*letters) > 1 for letters in at.cuts[:1]):
-        message = (
-            f"the parameter has blocks of {', '.join(map(str, at.blocks))} rows, and each rank has a part of each block"
-        )
-        raise_finding("TEN233", message, "gather it (dslpar.layers.gather), and distribute that")
+        rows = ", ".join(map(str, at.blocks))
+        message = f"the parameter has blocks of {rows} rows, and each rank has a shard of each block"
+        raise_finding("TEN233", message, "gather it (dslpar.layers.gather), and distribute the result")
     # If two axes cut one dim, DTensor takes the first mesh dim as the slow cut. Each letter cuts one dim only.
     dims = {letter: dim for dim, letters in enumerate(at.cuts) for letter in letters}
     mesh = device_mesh(groups, *dims, *at.replicas)
@@ -150,7 +149,7 @@ def _check(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh) ->
         raise_finding("TEN232", message, "one for each dim of the mesh: split(dim), broadcast or partial_sum")
     for each in placements:
         if not isinstance(each, Sbp):
-            raise_finding("TEN232", f"{each!r} is no placement", "split(dim), broadcast or partial_sum")
+            raise_finding("TEN232", f"{each!r} is not a placement", "split(dim), broadcast or partial_sum")
         if isinstance(each, Shard) and not -tensor.dim() <= each.dim < tensor.dim():
             message = f"split({each.dim}) of a tensor of shape {tuple(tensor.shape)}"
             dims = f"a dim from 0 to {tensor.dim() - 1}" if tensor.dim() else "broadcast or partial_sum"

@@ -34,8 +34,8 @@ class Embedding(PlacedModule):
     negative index counts from the end.
 
     Raises:
-        DslparError: an id is not in the vocabulary, on whichever rank its row would be (on an accelerator, the device
-            asserts instead); `padding_idx` names no row.
+        DslparError: an id is outside the vocabulary; every rank of the tensor group checks all ids (on an accelerator,
+            a device-side assertion fails instead). Or `padding_idx` is out of range.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ def _check_positions(x: Tensor, pieces: int, first: int, num_positions: int) -> 
         raise_finding("TEN226", message, "[batch, sequence, features]", key="model")
     length = first + x.shape[1] * pieces
     if length > num_positions:
-        message = f"a sequence of {length} tokens, and the table has {num_positions} positions"
+        message = f"a sequence has {length} tokens, but the table has {num_positions} positions"
         raise_finding("TEN226", message, f"num_positions={length}, or shorter sequences", key="model")
 
 

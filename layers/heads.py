@@ -42,7 +42,7 @@ def local_heads(
         hint = describe(nearest_attention(sizes, groups.tensor))
         raise DslparError(
             [
-                _finding(code, each.key, f"{each.key} {each.value} does not divide by {each.why}", hint)
+                _finding(code, each.key, f"{each.key} {each.value} is not divisible by {each.why}", hint)
                 for code, each in sorted(wrong.items())
             ]
         )
@@ -64,8 +64,8 @@ def local_samples(groups: Groups, mask: Tensor, x: Tensor) -> Tensor:
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in (cuts.batch, cuts.sequence)]
     shape = tuple(length * count for length, count in zip(x.shape, counts, strict=False))
     if mask.dtype not in (torch.bool, torch.int32) or tuple(mask.shape) != shape:
-        message = f"a mask {tuple(mask.shape)} of {mask.dtype}, and the micro-batch is {shape}"
-        hint = f"bool {shape}, True where a token is no padding, whole on every rank: for example, ids != pad_id; or"
+        message = f"a mask {tuple(mask.shape)} of {mask.dtype}, but the micro-batch is {shape}"
+        hint = f"bool {shape}, True where a token is not padding, whole on every rank: for example, ids != pad_id; or"
         hint += " int32, numbers of documents from 1"
         raise_finding("TEN223", message, hint, key="model")
     index, count = piece(groups.tensor, groups.coord, inner_cuts(groups.tensor).batch)

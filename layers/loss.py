@@ -181,7 +181,7 @@ def _check_shapes(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: in
         hint = "labels [batch, sequence] or [tokens], as the logits, of the whole micro-batch"
         raise_finding("TEN226", message, hint, key="model")
     if columns < vocab_size:
-        message = f"logits of {columns} columns, and a vocabulary of {vocab_size}"
+        message = f"logits have {columns} columns, but the vocabulary has {vocab_size} tokens"
         raise_finding("TEN226", message, "the vocab_size of the head that made them", key="model")
 
 

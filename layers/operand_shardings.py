@@ -58,7 +58,7 @@ class MatmulSharding:
 
 
 def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) -> MatmulSharding:
-    """Return the sharding of the product of a linear in `role`; an inward linear's output may have `blocks`."""
+    """Return how a linear layer with this `role` is sharded. Only an inward layer's output may have `blocks`."""
     residual, inner = residual_over_y(groups), inner_over_z(groups, blocks)
     keep = groups.tensor.keep
     return MatmulSharding(

@@ -79,7 +79,7 @@ def parameter(placement: Placement, init: Drawing) -> nn.Parameter:
     Until then it is NaN, which makes any use visible. In other modules it stays NaN until `initialize`.
 
     Raises:
-        DslparError: a dim does not divide by the number of ranks that cut it.
+        DslparError: a dim is not divisible by the number of ranks that cut it.
     """
     placement.check()
     p = nn.Parameter(torch.empty(placement.local_shape))
@@ -113,8 +113,8 @@ def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "", *
     written = [] if keep is False else [name for name, p in placed.items() if source_of(p) in WRITTEN]
     if written and keep is None:
         names = ", ".join(map(repr, written[:4])) + (", ..." if len(written) > 4 else "")
-        message = f"these weights were written after they had been drawn: {names}"
-        raise_finding("TEN236", message, "keep=True to leave them as they are, or keep=False to draw them anew")
+        message = f"these weights were changed after they had been initialized: {names}"
+        raise_finding("TEN236", message, "keep=True to keep their values, or keep=False to initialize them again")
     for name in placed.keys() - written:
         _draw(placed[name], groups, seed, prefix + name)
         record(placed[name], Source.INITIALIZE)

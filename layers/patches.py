@@ -27,7 +27,7 @@ class PatchEmbedding(Layer):
     """Embed the patches of square images; with `class_token`, prepend a learned token to each image.
 
     Raises:
-        DslparError: the image size does not divide by the patch size.
+        DslparError: the image size is not divisible by the patch size.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PatchEmbedding(Layer):
     ) -> None:
         super().__init__(groups, layer_idx)
         if image_size % patch_size:
-            message = f"image_size {image_size} does not divide by patch_size {patch_size}"
+            message = f"image_size {image_size} is not divisible by patch_size {patch_size}"
             raise_finding("TEN226", message, f"patch_size={_nearest(image_size, patch_size)}", key="model.patch_size")
         self.shape, self.patch_size = (num_channels, image_size, image_size), patch_size
         pixels = num_channels * patch_size**2
@@ -60,7 +60,7 @@ class PatchEmbedding(Layer):
             DslparError: the images have the wrong shape; batch, patches or pixels do not divide as the mode cuts them.
         """
         if tuple(images.shape[1:]) != self.shape:
-            message = f"images of shape {tuple(images.shape[1:])}, and the model takes {self.shape}"
+            message = f"images have shape {tuple(images.shape[1:])}, but the model takes {self.shape}"
             raise_finding(
                 "TEN226", message, "images of [channels, height, width], as the model's sizes say", key="data"
             )

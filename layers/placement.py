@@ -46,7 +46,10 @@ from dslpar.layout.token_order import Run, stored_order
 
 
 def take(full: torch.Tensor, dim: int, tensor: TensorMesh, coord: Mapping[str, int], letters: Letters) -> torch.Tensor:
-    """Return the piece of `full` along `dim`, cut over the axes `letters`, for the rank at `coord`, as a view."""
+    """Return a view of the shard of `full` that belongs to the rank at `coord`.
+
+    Dim `dim` is split evenly over the mesh axes in `letters`.
+    """
     index, count = piece(tensor, coord, letters)
     assert full.shape[dim] % count == 0, f"dim {dim} of {tuple(full.shape)} in {count} pieces (over {letters})"
     length = full.shape[dim] // count
@@ -120,7 +123,7 @@ class Placement:
         return tuple(length // count for length, count in zip(self.padded, self._counts(), strict=True))
 
     def check(self) -> None:
-        """Raise DslparError, listing every length that does not divide by the number of ranks that cut it."""
+        """Raise DslparError, listing every length that is not divisible by the number of ranks that cut it."""
         if uneven := self._uneven():
             raise DslparError([_does_not_divide(length, count, self.tensor.mode) for length, count in uneven])
 
@@ -195,7 +198,7 @@ def _does_not_divide(length: int, count: int, mode: str | None) -> Finding:
     sizes = " or ".join(map(str, multiples(length, count)))
     return finding(
         "TEN227",
-        f"a layer has {length} features, and mode {mode!r} cuts them into {count} pieces",
+        f"a layer has {length} features, but mode {mode!r} splits them into {count} shards",
         f"nearest legal: {sizes}; or a smaller tensor size",
         key="parallel.tensor",
     )

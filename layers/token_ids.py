@@ -62,6 +62,6 @@ def row_index(index: int, vocab_size: int) -> int:
 
 
 def _refuse_id(number: int, vocab_size: int, what: str) -> NoReturn:
-    message = f"{number} among the {what}, and the vocabulary has {vocab_size} entries, 0 to {vocab_size - 1}"
+    message = f"{number} among the {what}, but the vocabulary has {vocab_size} entries, 0 to {vocab_size - 1}"
     hint = f"vocab_size={number + 1}, or more, if it is a token" if number >= 0 else f"mask {what} that do not count"
     raise_finding("TEN222", message, hint, key="model.vocab_size")

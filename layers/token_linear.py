@@ -40,7 +40,7 @@ class TokenLinear(Layer):
         """Map the stored residual [batch/x, sequence, H/z] to the same shape.
 
         Raises:
-            DslparError: the number of tokens is not that of the weight, or a rank's features do not divide by the
+            DslparError: the number of tokens is not that of the weight, or a rank's features are not divisible by the
                 number of ranks that cut the sequence.
         """
         shared = self.share() if shared is None else shared
@@ -61,8 +61,12 @@ def _whole(tensor: Cuboid, *shape: int) -> Placement:
 
 def _check(x: Tensor, num_tokens: int, pieces: int) -> None:
     if x.dim() != 3 or x.shape[1] * pieces != num_tokens:
-        message = f"a residual of shape {tuple(x.shape)}, its sequence in {pieces} pieces, and {num_tokens} tokens"
-        raise_finding("TEN226", message, f"[batch, {num_tokens} tokens, features], cut as the mode does", key="model")
+        message = (
+            f"a residual of shape {tuple(x.shape)}, its sequence in {pieces} shards, does not have {num_tokens} tokens"
+        )
+        raise_finding(
+            "TEN226", message, f"[batch, {num_tokens} tokens, features], sharded as in this mode", key="model"
+        )
     if x.shape[2] % pieces:
-        message = f"{x.shape[2]} features per rank do not divide by the {pieces} ranks that cut the sequence"
-        raise_finding("TEN226", message, f"features that divide by {pieces}", key="model.hidden_size")
+        message = f"{x.shape[2]} features per rank are not divisible by the {pieces} ranks that split the sequence"
+        raise_finding("TEN226", message, f"features that are divisible by {pieces}", key="model.hidden_size")

@@ -48,7 +48,7 @@ def check_seen_by_all(hosts: Iterable[tuple[str, bool]], path: str, job: Job) ->
     """Raise DslparError, on every rank, if a host does not see `path`. `hosts`: (name, whether it sees `path`)."""
     blind = sorted({host for host, sees in hosts if not sees})
     if blind:
-        message = f"rank 0 has {path}, which {', '.join(blind)} does not see"
+        message = f"rank 0 has {path}, but {', '.join(blind)} cannot see it"
         hint = "put train.output_dir on a file system that all hosts share"
         raise_finding("CKP203", message, hint, job.path, "train.output_dir")
 

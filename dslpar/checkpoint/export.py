@@ -74,8 +74,8 @@ def convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     converted = tensor.to(dtype)
     lost = int((converted.isinf() & tensor.isfinite()).sum()) if dtype != tensor.dtype else 0
     if lost:
-        message = f"{lost} of {name}'s weights are beyond {torch.finfo(dtype).max:g}, the largest number of {dtype}"
-        raise_finding("CKP217", message, "--dtype bf16 or fp32, which reach further", name)
+        message = f"{lost} of the weights in {name} exceed {torch.finfo(dtype).max:g}, the largest number of {dtype}"
+        raise_finding("CKP217", message, "--dtype bf16 or fp32, which have a larger range", name)
     return converted
 
 

@@ -50,8 +50,8 @@ def export_peft(
     """
     section = model_section(checkpoint)
     if not isinstance(section, OtherModel) or section.lora is None:
-        message = f"{checkpoint.path} is of a run without adapters: its config has no model.lora"
-        raise_finding("CKP222", message, "--format hf, which writes a whole model", checkpoint.path, "model.lora")
+        message = f"{checkpoint.path} comes from a run without adapters: its config has no model.lora"
+        raise_finding("CKP222", message, "--format hf writes the whole model", checkpoint.path, "model.lora")
     try:
         from dslpar.checkpoint.adapters import contents
         from dslpar.policies.model import HuggingFaceModel
@@ -59,7 +59,7 @@ def export_peft(
         message, hint = f"transformers cannot be imported: {error}", "pip install 'dslpar[hf]', with Python 3.11"
         raise DslparError([finding("CKP222", message, hint, checkpoint.path)]) from error
     known = transformers_class(section, checkpoint.path, trusted_packages())
-    assert known is not None, "lora is read of models of transformers' alone"
+    assert known is not None, "only transformers models have lora"
     cls, arguments = known
     if pretrained is not None and "pretrained" in arguments:
         arguments["pretrained"] = str(pretrained)

@@ -126,18 +126,19 @@ class _Origin(NamedTuple):
 
 
 def _origin(checkpoint: Checkpoint, pretrained: Path | None, *, merges_lora: bool) -> _Origin:
-    """Find the transformers class of a run's model, or the transformers equivalent of a dslpar model.
+    """Find the transformers class of a run's model. For a dslpar model, find the equivalent class.
 
     Raises:
-        DslparError: transformers has no such model, or transformers or the folder that the run began with is missing.
+        DslparError: no transformers class is equivalent, transformers is not installed, or the folder that the run
+            began with is missing.
     """
     model = model_section(checkpoint)
     try:
         if isinstance(model, Model):
             return _of_family(checkpoint, model, pretrained)
         if model.lora is not None and not merges_lora:
-            message = f"{checkpoint.path} is of a run that trains adapters, which save_pretrained does not write"
-            hint = "--format peft, which writes them; or --merge-lora, which adds them to the weights"
+            message = f"{checkpoint.path} comes from a run that trains adapters, which save_pretrained does not write"
+            hint = "--format peft writes them; --merge-lora adds them to the weights"
             raise_finding("CKP222", message, hint, checkpoint.path, "model.lora")
         found = transformers_class(model, checkpoint.path, trusted_packages())
         if found is None:
@@ -150,8 +151,8 @@ def _origin(checkpoint: Checkpoint, pretrained: Path | None, *, merges_lora: boo
 
 
 def _refuse(checkpoint: Checkpoint) -> NoReturn:
-    message = f"{checkpoint.path} is of a run whose model is neither a transformers model nor a GPT"
-    raise_finding("CKP222", message, "dslpar's own format: leave --format out", checkpoint.path, "model")
+    message = f"{checkpoint.path} comes from a run whose model is neither a transformers model nor a GPT"
+    raise_finding("CKP222", message, "leave --format out, to write dslpar's own format", checkpoint.path, "model")
 
 
 def _of_transformers(checkpoint: Checkpoint, cls: Any, arguments: dict[str, Any], pretrained: Path | None) -> _Origin:
@@ -229,7 +230,7 @@ def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iter
         entry = None if part is None else index.parameters.get(part.parameter)
         if part is not None and entry is not None:
             if entry.shape != part.shape:
-                problems.append(f"{part.parameter!r} has shape {entry.shape}, the model's {part.shape}")
+                problems.append(f"{part.parameter!r} has shape {entry.shape}, but {part.shape} in the model")
             stored, read = DTYPES[entry.dtype], partial(_read, reader, part, view)
             if origin.adapters is not None and origin.adapters.is_adapted(view.state):
                 read = partial(_merged, reader, origin.adapters, part, view)
@@ -243,8 +244,10 @@ def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iter
     used = {*(part.parameter for part in origin.parts.values()), *matrices.values()}
     problems += [f"the model has no {name!r}" for name in index.parameters if name not in used]
     if problems:
-        message = f"{checkpoint.path} is of another model: {'; '.join(problems[:8])}"
-        hint = "the config.json of the folder that the run began with, as it was (--pretrained); or report the model"
+        message = f"{checkpoint.path} holds another model: {'; '.join(problems[:8])}"
+        hint = (
+            "give the folder that the run began with, unchanged (--pretrained); or open a dslpar issue for this model"
+        )
         raise_finding("CKP207", message, hint, checkpoint.path)
 
 

@@ -66,10 +66,10 @@ class FileDigest(NamedTuple):
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be read. The text is the reason: "missing", "altered", "no JSON", ..."""
+    """A manifest that cannot be read. The text is the reason: "missing", "altered", "not valid JSON", ..."""
 
 
-_UNREADABLE = " is no file of a checkpoint, or is corrupted: "
+_UNREADABLE = " is not a checkpoint file, or is corrupted: "
 
 
 def unreadable(path: Path, why: str) -> DslparError:
@@ -299,9 +299,9 @@ def note_of_suspect(stored: Checkpoint, *, was_named: bool, others: Sequence[Pat
         return ""
     if not was_named:
         good = next((path for path in reversed(others) if _is_trusted(path)), None)
-        hint = f"take the one before it, {good}; or name this one" if good else "name it to take it all the same"
+        hint = f"take the one before it, {good}; or name this one" if good else "name it to use it anyway"
         raise_finding("CKP232", f"{name} is suspect: {stored.suspect}", hint, stored.path)
-    return f"{name} is suspect, and is taken since it was named: {stored.suspect}"
+    return f"{name} is suspect, and is used because it was named: {stored.suspect}"
 
 
 def _is_trusted(path: Path) -> bool:

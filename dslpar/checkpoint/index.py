@@ -241,7 +241,7 @@ def _entry_from_json(plain: object, name: str, bounds: _Bounds) -> Entry:
         _piece(piece, boxes, f"{at}.pieces[{number}]") for number, piece in enumerate(items(values["pieces"], at))
     ]
     if len({piece.file for piece in pieces}) != len(pieces):
-        raise ValueError(f"{at} has two pieces in one file, which holds one tensor of a name")
+        raise ValueError(f"{at} has two shards in one file, which can hold only one tensor per name")
     return Entry(
         shape=shape,
         dtype=dtype,
@@ -266,7 +266,9 @@ def _shape(value: object, at: str) -> Shape:
 
 def _check_size(shape: Shape, dtype: str, num_bytes: int, at: str) -> None:
     if math.prod(shape) * ITEM_BYTES[dtype] > num_bytes:
-        raise ValueError(f"{at} has shape {list(shape)} of {dtype}, and all tensor files have {num_bytes} bytes")
+        raise ValueError(
+            f"{at} has shape {list(shape)} of {dtype}, but all tensor files together have {num_bytes} bytes"
+        )
 
 
 def _irregular(value: object, at: str, num_bytes: int) -> IrregularState:

@@ -69,7 +69,7 @@ def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterSh
     reports = collectives.gather_objects((problems, own_names), world_of(engine))
     unknown = set(index.parameters) - {name for _, names in reports for name in names}
     everything = [problem for problems, _ in reports for problem in problems]
-    everything += [f"the checkpoint has {name!r}, and the model does not" for name in sorted(unknown)]
+    everything += [f"the checkpoint has {name!r}, but the model does not" for name in sorted(unknown)]
     if distinct := list(dict.fromkeys(everything)):
         more = [f"and {len(distinct) - MAX_LISTED} more"] if len(distinct) > MAX_LISTED else []
         hint = "build the model that was saved; or start a new run, without --resume"
@@ -86,7 +86,7 @@ def _mismatches(index: Index, parameters: Sequence[ParameterShard], same_layout:
         if name not in stored and 0 not in shard.shape:
             yield f"{shard.name!r} {shard.shape} is not in the checkpoint"
         elif name in stored and stored[name].shape != shard.shape:
-            yield f"{shard.name!r} has shape {stored[name].shape} in the checkpoint, and {shard.shape} in the model"
+            yield f"{shard.name!r} has shape {stored[name].shape} in the checkpoint, but {shard.shape} in the model"
 
 
 def _fill(index: Index, reader: TensorReader, parameters: Sequence[ParameterShard], same_layout: bool) -> None:

@@ -45,15 +45,15 @@ def check(values: Mapping[str, Any]) -> None:
 def _check_files(value: object, number: int) -> None:
     for name, file in mapping(value, "files").items():
         if name.startswith("/") or {"", ".", ".."} & {*name.split("/")} or "\0" in name:
-            raise ValueError(f"files has {name!r}, which is no path within the folder")
+            raise ValueError(f"files has {name!r}, which is not a path within the folder")
         if number == 1:  # format 1 listed sizes only
             count(file, f"files[{name!r}]")
             continue
         if mapping(file, f"files[{name!r}]", "bytes", "xxh3_128").keys() != {"bytes", "xxh3_128"}:
-            raise ValueError(f"files[{name!r}] has other keys than bytes and xxh3_128")
+            raise ValueError(f"files[{name!r}] has keys other than bytes and xxh3_128")
         count(file["bytes"], f"files[{name!r}].bytes")
         if not _DIGEST.fullmatch(text(file["xxh3_128"], f"files[{name!r}].xxh3_128")):
-            raise ValueError(f"files[{name!r}].xxh3_128 is no digest")
+            raise ValueError(f"files[{name!r}].xxh3_128 is not a digest")
 
 
 def _check_layout(layout: Mapping[str, Any]) -> None:
@@ -67,7 +67,7 @@ def _check_layout(layout: Mapping[str, Any]) -> None:
     if tensor["mode"] is not None:
         text(tensor["mode"], "layout.tensor.mode")
     if count(layout["world_size"], "layout.world_size", least=1, most=MAX_RANKS) != ranks:
-        raise ValueError(f"layout.world_size is {layout['world_size']}, and its axes have {ranks} ranks")
+        raise ValueError(f"layout.world_size is {layout['world_size']}, but its axes have {ranks} ranks")
     if tuple(items(layout["order"], "layout.order")) not in ORDERS:
         raise ValueError(f"layout.order is {layout['order']!r}")
     # Before this key was introduced, each pipeline rank had one stage.

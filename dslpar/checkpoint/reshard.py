@@ -203,8 +203,8 @@ def _check_fits(checkpoint: Checkpoint, shares: Sequence[Share], index: Index) -
     problems = [f"it has no {name!r}{did_you_mean(name, stored, '; ')}" for name in wanted.keys() - stored.keys()]
     problems += [f"the model has no {name!r}" for name in stored.keys() - wanted.keys()]
     differ = [name for name in wanted if name in stored and wanted[name] != stored[name]]
-    problems += [f"{name!r} has shape {stored[name]}, the model's {wanted[name]}" for name in differ]
+    problems += [f"{name!r} has shape {stored[name]}, but {wanted[name]} in the model" for name in differ]
     if problems:
-        hint = "give the config of the run that saved: `dslpar checkpoint show` prints it"
-        message = f"{checkpoint.path} is of another model: {'; '.join(sorted(problems)[:8])}"
+        hint = "give the config of the run that saved it: `dslpar checkpoint show` prints it"
+        message = f"{checkpoint.path} holds another model: {'; '.join(sorted(problems)[:8])}"
         raise_finding("CKP207", message, hint, checkpoint.path)

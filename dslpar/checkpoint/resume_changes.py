@@ -56,7 +56,7 @@ def check(checkpoint: Checkpoint, job: Job, data: str) -> None:
     _check_format(checkpoint, job)
     refused = _refused_changes(checkpoint, job, data)
     if refused:
-        message = f"{checkpoint.path} is of another run:"
+        message = f"{checkpoint.path} comes from another run:"
         raise_finding("CKP202", message, _hint(refused), job.path, refused[0].key, _lines(refused))
 
 
@@ -68,7 +68,7 @@ def check_model(checkpoint: Checkpoint, job: Job) -> None:
     """
     if found := [each for each in _changed_keys(checkpoint, job, REFUSED) if each.section == "model"]:
         hint = ", ".join(map(_suggestion, found[:_MAX_LISTED]))
-        message = f"{checkpoint.path} is of another model:"
+        message = f"{checkpoint.path} holds another model:"
         raise_finding("CKP208", message, hint, job.path, found[0].key, _lines(found))
 
 
@@ -100,11 +100,11 @@ def _other_versions(checkpoint: Checkpoint) -> Iterator[str]:
 def _check_format(checkpoint: Checkpoint, job: Job) -> None:
     found = checkpoint.manifest["format"]
     if found > FORMAT:
-        message = f"{checkpoint.path} has format {found}, and this dslpar reads format {FORMAT}"
+        message = f"{checkpoint.path} has format {found}, but this dslpar reads format {FORMAT}"
         raise_finding("CKP204", message, "resume with the dslpar that wrote it", job.path)
     if found < FORMAT:
-        message = f"{checkpoint.path} has format {found}, an earlier dslpar's; this one reads format {FORMAT}"
-        hint = "finish that run with the dslpar that wrote it; or leave --resume out, and a new run starts"
+        message = f"{checkpoint.path} has format {found}, from an earlier dslpar, but this one reads format {FORMAT}"
+        hint = "finish that run with the dslpar that wrote it; or start a new run, without --resume"
         raise_finding("CKP220", message, hint, job.path)
 
 
@@ -216,14 +216,14 @@ def _hint(refused: list[Change]) -> str:
     """Return the hint of a refused resume: the saved value of each refused key, to write in the config."""
     suggestions = dict.fromkeys(_suggestion(change) for change in refused[:_MAX_LISTED])
     return (
-        f"to resume it: {', '.join(suggestions)}; or leave --resume out, and a new run starts"
-        " (dslpar.checkpoint.load_full_state gives it these weights, where they fit)"
+        f"to resume it: {', '.join(suggestions)}; or start a new run, without --resume"
+        " (dslpar.checkpoint.load_full_state loads the weights that fit into it)"
     )
 
 
 def _suggestion(change: Change) -> str:
     if change.key == "data.text":
-        return "the data as they were (their type, names and lengths of files, and the tokenizer are compared)"
+        return "the original data (their type, file names, file lengths and tokenizer are compared)"
     if change.saved is None:
         return f"leave {change.key} out"
     return f"{change.key}={_format_value(change.saved)}"

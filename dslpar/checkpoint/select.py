@@ -124,23 +124,25 @@ def _check_passed_over(
     for each in passed_over if world.index == 0 else ():
         log.warning("%s; it is skipped", each.message)
     if checkpoint.suspect and world.index == 0:
-        log.warning("%s is suspect, and is resumed since it was named: %s", checkpoint.path, checkpoint.suspect)
+        log.warning("%s is suspect, and is resumed because it was named: %s", checkpoint.path, checkpoint.suspect)
 
 
 def _refuse_all(passed_over: list[_PassedOver], job: Job) -> NoReturn:
     """Raise DslparError: the run has checkpoints, but all are corrupted or suspect, so it must not start at step 0."""
     message = "; ".join(each.message for each in passed_over)
     if all(each.code == "CKP232" for each in passed_over):
-        hint = "start again in another train.output_dir; checkpoint.resume_from=NAME takes a suspect one all the same"
+        hint = (
+            "start again in another train.output_dir; or resume a suspect one anyway, with checkpoint.resume_from=NAME"
+        )
         raise_finding("CKP232", message, hint, job.path, "checkpoint.resume_from")
-    hint = "bring the files back; or remove these folders, and the run starts at step 0"
+    hint = "bring the files back; or remove these folders, so that the run starts at step 0"
     raise_finding("CKP205", message, hint, job.path, "train.output_dir")
 
 
 def _refuse_choice(requested: str, passed_over: list[_PassedOver], world: Axis, job: Job) -> NoReturn:
     """Raise DslparError: the requested checkpoint is corrupted or missing; the hint lists the run's checkpoints."""
     there = run_on_rank_0(lambda: _alternatives(requested, Path(job.output_dir, CHECKPOINTS)), world, job, READ)
-    hint = f"name one that is there: {', '.join(there[-MAX_LISTED:]) or 'none is'}"
+    hint = f"name one that exists: {', '.join(there[-MAX_LISTED:]) or 'there is none'}"
     key = "checkpoint.resume_from"
     if passed_over:
         raise_finding("CKP215", passed_over[0].message, f"bring the files back; or {hint}", job.path, key)

@@ -45,7 +45,7 @@ def read_train_state(checkpoint: Checkpoint) -> dict[str, Any]:
         for name in COUNTS:
             count(counts[name], f"counts.{name}")
         if counts["global_steps"] != checkpoint.step:
-            raise ValueError(f"it is of step {counts['global_steps']}, and the manifest of step {checkpoint.step}")
+            raise ValueError(f"it is of step {counts['global_steps']}, but the manifest is of step {checkpoint.step}")
         for name, value in mapping(values["scale"], "scale").items():
             number(value, f"scale.{text(name, 'scale', LOSS_SCALE)}")
         _check_schedule(values["schedule"], checkpoint)
@@ -92,7 +92,7 @@ def _describe(error: Exception) -> str:
 
 def _check_tensor(value: object, at: str) -> None:
     if not (isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"):
-        raise ValueError(f"{at} is no dense tensor")
+        raise ValueError(f"{at} is not a dense tensor")
 
 
 def _check_schedule(value: object, checkpoint: Checkpoint) -> None:

@@ -205,7 +205,7 @@ class TensorFile(NamedTuple):
         span = self.spans[key]
         if dtype and (span.dtype, span.numel) != (DTYPES[dtype], numel):
             found = f"{span.numel} of {dtype_name(span.dtype)}"
-            raise unreadable(self.path, f"{key!r} is {found}, by the index {numel} of {dtype}")
+            raise unreadable(self.path, f"{key!r} has {found}, but the index says {numel} of {dtype}")
         return span
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> Tensor:
@@ -213,7 +213,7 @@ class TensorFile(NamedTuple):
         span = self.span(key)
         stop = span.numel if stop is None else stop
         if not 0 <= start <= stop <= span.numel:
-            raise unreadable(self.path, f"{key!r} has {span.numel} elements, and {start} to {stop} were requested")
+            raise unreadable(self.path, f"{key!r} has {span.numel} elements, but {start} to {stop} were requested")
         if start == stop:
             return torch.empty(0, dtype=span.dtype)
         first = span.start + start * span.dtype.itemsize
@@ -260,4 +260,4 @@ def _check_gapless(spans: Mapping[str, TensorSpan], begin: int, end: int) -> Non
             raise ValueError(f"a gap, or an overlap, at byte {at}")
         at += span.numel * span.dtype.itemsize
     if at != end:
-        raise ValueError(f"{end} bytes, and by its header {at}")
+        raise ValueError(f"it has {end} bytes, but its header describes {at}")

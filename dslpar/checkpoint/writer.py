@@ -91,7 +91,7 @@ def _check_written(part: Path, written: Mapping[str, FileDigest]) -> None:
     for name in sorted({*written, *found}):
         expected = written[name].bytes if name in written else "no"
         if found.get(name, "no") != expected:
-            raise OSError(f"{part / name}: {found.get(name, 'no')} bytes are there, and {expected} were written")
+            raise OSError(f"{part / name}: {expected} bytes were written, but {found.get(name, 'no')} are there")
 
 
 def prune(root: Path, keep: int | None, step: int, confirmed_step: int | None = None) -> None:
@@ -124,7 +124,9 @@ def set_aside(root: Path, step: int) -> None:
         if (folder.step_of(path) or 0) >= step:
             # They are renamed, not removed: the user may want to return to the run as it was before the resume.
             aside = path.rename(_unused_name(path, _ASIDE))
-            log.warning("%s is left from before the resume at an earlier step: renamed to %s", path, aside.name)
+            log.warning(
+                "%s is left over from before the run was resumed at an earlier step: renamed to %s", path, aside.name
+            )
 
 
 def mark_suspect(path: Path, reason: str) -> None:
@@ -182,7 +184,7 @@ def new_folder(output: Path) -> Iterator[Path]:
         DslparError: `output` exists and is not an empty folder, or it cannot be written.
     """
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        message, hint = f"{output} is there already", "name a folder that is not there: nothing is overwritten"
+        message, hint = f"{output} already exists", "name a folder that does not exist: nothing is overwritten"
         raise_finding("CKP221", message, hint, str(output))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

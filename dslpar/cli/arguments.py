@@ -126,7 +126,7 @@ def load_cluster(args: argparse.Namespace, parser: argparse.ArgumentParser, sour
     flag, text = next(((flag, value) for flag in flags if (value := getattr(args, flag[2:]))), (None, ""))
     if args.hostfile is None:
         if flag:
-            parser.error(f"{flag} selects among the hosts of --hostfile, which is missing")
+            parser.error(f"{flag} selects among the hosts of --hostfile, so it needs one")
         return None
     # Only with --hostfile: the parsers of hosts take 3 % of lint's start.
     from dslpar.cluster.filter import filter_hosts

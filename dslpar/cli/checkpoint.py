@@ -72,7 +72,7 @@ def _read(path: Path) -> Checkpoint:
 def _other_format(stored: Checkpoint) -> str:
     """Describe a format that this dslpar cannot read; empty if it can."""
     number = stored.manifest["format"]
-    return "" if number == folder.FORMAT else f"format {number}, and this dslpar reads format {folder.FORMAT}"
+    return "" if number == folder.FORMAT else f"format {number}, but this dslpar reads format {folder.FORMAT}"
 
 
 def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
@@ -180,7 +180,7 @@ def _description(stored: Checkpoint) -> str:
     elements = sum(math.prod(entry.shape) for entry in entries)
     num_bytes = sum(file["bytes"] for file in stored.manifest["files"].values())
     versions = ", ".join(f"{name} {version}" for name, version in stored.manifest["versions"].items())
-    offline = ", cut by `dslpar checkpoint reshard`" if stored.manifest["layout"].get(manifest.OFFLINE) else ""
+    offline = ", resharded by `dslpar checkpoint reshard`" if stored.manifest["layout"].get(manifest.OFFLINE) else ""
     lines = [
         stored.path,
         f"step {stored.step:,}, {stored.manifest['consumed_samples']:,} samples",

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tensor", type=number, metavar="N", help="tensor ranks; default: by the rule below")
     add("--pipeline", type=number, metavar="N", help="pipeline stages; default: by the rule below")
     add("--data", choices=tuple(DATASETS), help="type of the training data; default: the model's usual type")
-    add("--data-path", metavar="PATH", help="files or folder of the data; default for text: Python's own source")
+    add("--data-path", metavar="PATH", help="data files or folder; default for text: Python's own source")
     help = f"convert another framework's config ({', '.join(TABLES)}) instead, as dslpar import does"
     add("--from", dest="source", nargs=2, metavar=("FRAMEWORK", "FILE"), help=help)
     add("--yes", action="store_true", help="ask no questions, even on a terminal")

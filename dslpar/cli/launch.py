@@ -171,7 +171,7 @@ def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Prep
     if args.no_ssh and cluster is None:
         parser.error("--no-ssh needs the hosts: --hostfile FILE")
     if args.no_ssh and args.check and not facts.local_hosts:
-        parser.error("--no-ssh --check looks at this host, which is not one of the hosts of --hostfile")
+        parser.error("--no-ssh --check inspects this host, but --hostfile does not list it")
     job = arguments.resolve_or_print(config, world_size, cluster, sources)
     if job is None:
         return None

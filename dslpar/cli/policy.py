@@ -85,7 +85,7 @@ def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
             cls = locate(name, Location("<command line>"))
             config = cls.config_class()
         except (DslparError, AttributeError) as error:
-            parser.error(f"{args.target} is no model of transformers: {str(error).partition(chr(10))[0]}")
+            parser.error(f"{args.target} is not a transformers model: {str(error).partition(chr(10))[0]}")
     changes: dict[str, Any] = {}
     for change in args.changes:
         key, equals, value = change.partition("=")
@@ -109,11 +109,11 @@ def _written(path: str, parser: argparse.ArgumentParser) -> tuple[Any, Any, obje
         raise DslparError(errors)
     model = checked.context.reading.spec.model
     if not isinstance(model, sections.OtherModel) or not model.target:
-        parser.error(f"the model of {path} is no class of transformers, nor of your own")
+        parser.error(f"the model of {path} is neither a transformers class nor a class of your own")
     cls = locate(model.target, Location(path))
     arguments = dict(instantiate(dict(model.args), config.trusted))
     if not hasattr(cls, "config_class"):
-        parser.error(f"{model.target} is no model of transformers")
+        parser.error(f"{model.target} is not a transformers model")
     made = import_with_torch("dslpar.policies.model").config_of(
         cls, arguments.get("config"), arguments.get("pretrained")
     )

@@ -166,7 +166,7 @@ def _check_writable(path: Path, parser: argparse.ArgumentParser) -> None:
     """Exit with a usage error if a file cannot be written, before the ranks meet and the proof starts."""
     folder = path.parent
     if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        parser.error(f"cannot write {path}: no such folder, or it may not be written to")
+        parser.error(f"cannot write {path}: its folder does not exist or is not writable")
 
 
 def _job(config: Config, world_size: int, sources: dict[str, str]) -> Job | None:

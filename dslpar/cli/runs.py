@@ -209,7 +209,9 @@ def _add_plot_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smooth", type=arguments.whole_number, default=1, metavar="N", help=help)
     help = "metrics to draw on a logarithmic scale"
     parser.add_argument("--log", default="", metavar="NAMES", help=help)
-    parser.add_argument("--width", type=arguments.whole_number, metavar="N", help="columns; default: the terminal's")
+    parser.add_argument(
+        "--width", type=arguments.whole_number, metavar="N", help="width in columns; default: the terminal's width"
+    )
 
 
 def _plot(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

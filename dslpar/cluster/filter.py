@@ -96,7 +96,7 @@ def _errors(part: str, location: Location, known: Mapping[str, Host]) -> Iterato
                 "slot", location, f"{match[1]} has {slots} slots", f"choose hosts of at most {MAX_SLOTS} slots"
             )
         elif beyond:
-            message = f"{match[1]} has no slot {', '.join(beyond)}: it has {slots}, from 0"
+            message = f"{match[1]} has no slot {', '.join(beyond)}: it has {slots} slots, numbered from 0"
             yield FilterError("slot", location, message, f"choose slots from 0 to {slots - 1}" if slots else _GRAMMAR)
 
 

@@ -61,7 +61,7 @@ class BadLine(NamedTuple):
 
     location: Location
     text: str
-    reason: str = "is no host"
+    reason: str = "is not a host"
     hint: str = _GRAMMAR
 
 
@@ -143,7 +143,10 @@ def _hosts(line: str, place: Location) -> Iterator[Host | BadLine]:
 def _with_max_slots(host: Host, most: str | None, line: str) -> Iterator[Host | BadLine]:
     if most is not None and int(most) < host.slots:
         yield BadLine(
-            host.location, line.strip(), "has more slots than max_slots", f"choose max_slots={host.slots}, or none"
+            host.location,
+            line.strip(),
+            "has more slots than max_slots",
+            f"choose max_slots={host.slots}, or leave it out",
         )
     elif "[" not in host.name:
         yield host
@@ -152,7 +155,7 @@ def _with_max_slots(host: Host, most: str | None, line: str) -> Iterator[Host | 
             names = nodelist.expand(host.name)
         except ValueError:
             hint = "NAME slots=N, or as Slurm writes it: gpu[07-12,31] slots=8"
-            yield BadLine(host.location, line.strip(), "holds no valid node list", hint)
+            yield BadLine(host.location, line.strip(), "is not a valid node list", hint)
             return
         yield from (host._replace(name=name, syntax="list") for name in names)
 

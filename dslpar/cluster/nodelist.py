@@ -62,7 +62,7 @@ def _parts(text: str) -> Iterator[str]:
     """Split at commas outside of brackets, and check that each part consists of text and brackets."""
     for part in re.split(r",(?![^\[]*\])", text.strip()):
         if not part or "".join(match[0] for match in _PIECE.finditer(part)) != part or part.isspace():
-            raise ValueError(f"{part or text!r} is no node list")
+            raise ValueError(f"{part or text!r} is not a node list")
         yield part
 
 
@@ -72,10 +72,10 @@ def _numbers(inside: str) -> list[str]:
     for word in inside.split(","):
         match = _RANGE.fullmatch(word)
         if match is None:
-            raise ValueError(f"[{inside}] is no list of numbers and ranges")
+            raise ValueError(f"[{inside}] is not a list of numbers and ranges")
         low, high = int(match[1]), int(match[2] or match[1])
         if high < low or high - low + len(found) >= MAX_HOSTS:
-            raise ValueError(f"{word} is no range of at most {MAX_HOSTS} numbers, from low to high")
+            raise ValueError(f"{word} is not a range of at most {MAX_HOSTS} numbers, from low to high")
         found += [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
     return found
 
@@ -164,10 +164,10 @@ def slurm(environ: Mapping[str, str]) -> Allocation:
     """
     source = slurm_source(environ)
     if source is None:
-        raise ValueError("SLURM_JOB_NODELIST is not set: this is no Slurm job (sbatch or salloc makes one)")
+        raise ValueError("SLURM_JOB_NODELIST is not set: this is not a Slurm job (sbatch or salloc starts one)")
     names, counts = expand(environ[source]), tasks(environ.get("SLURM_TASKS_PER_NODE", ""))
     if len(names) != len(counts):
-        raise ValueError(f"{source} has {len(names)} nodes, and SLURM_TASKS_PER_NODE {len(counts)}")
+        raise ValueError(f"{source} has {len(names)} nodes, but SLURM_TASKS_PER_NODE has {len(counts)}")
     return Allocation(source, environ[source], tuple(zip(names, counts, strict=True)))
 
 
@@ -180,7 +180,7 @@ def pbs(environ: Mapping[str, str]) -> Allocation:
     """
     path = environ.get("PBS_NODEFILE")
     if not path:
-        raise ValueError("PBS_NODEFILE is not set: this is no PBS job (qsub makes one)")
+        raise ValueError("PBS_NODEFILE is not set: this is not a PBS job (qsub starts one)")
     with open(path, encoding="utf-8") as file:
         text = file.read()
     slots: dict[str, int] = {}

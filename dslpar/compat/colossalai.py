@@ -78,7 +78,7 @@ def launch_from_torch(config: Source, backend: str | None = None, seed: int | No
     """
     run = api.start(config, [] if seed is None else [f"train.seed={seed}"])
     if backend not in (None, dist.get_backend()):
-        raise ValueError(f"backend={backend!r}, and this device's is {dist.get_backend()!r}: leave backend out")
+        raise ValueError(f"backend is {backend!r}, but this device uses {dist.get_backend()!r}: leave backend out")
     torch.manual_seed(run.job.spec.train.seed)
     global_context.set_run(run)
     return run

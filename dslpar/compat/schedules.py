@@ -26,7 +26,9 @@ from dslpar.layout.resolve import Job
 
 OutputLabelLoss = tuple[Any, Any, torch.Tensor | None]
 """Output, label, loss."""
-_LEFT_OUT = "engine.step() is missing after forward_backward_step(): each step is taken as the next one begins"
+_LEFT_OUT = (
+    "engine.step() is missing after forward_backward_step(): each step is therefore taken when the next one begins"
+)
 
 
 class PipelineSchedule:
@@ -71,7 +73,7 @@ class PipelineSchedule:
     def _check(self, job: Job) -> None:
         wanted = job.batch.accumulation
         if self.num_microbatches != wanted:
-            message = f"num_microbatches is {self.num_microbatches}, and the job's accumulation is {wanted}"
+            message = f"num_microbatches is {self.num_microbatches}, but the job's accumulation is {wanted}"
             hint = f"write batch = dict(accumulation={self.num_microbatches}, ...), or num_microbatches={wanted}"
             raise_finding("PIP207", message, hint, job.path, "schedule")
 
@@ -93,7 +95,7 @@ class InterleavedPipelineSchedule(PipelineSchedule):
         super()._check(job)
         wanted, asked = job.chunks.num, self.num_model_chunks
         if job.mesh.pipe > 1 and asked != wanted:
-            message = f"num_model_chunks is {asked}, and each rank of the job has {wanted}"
+            message = f"num_model_chunks is {asked}, but each rank of the job has {wanted}"
             other = f"InterleavedPipelineSchedule(..., num_model_chunks={wanted})" if wanted > 1 else "PipelineSchedule"
             hint = f"write schedule = dict(type='interleaved', num_model_chunks={asked}), or {other}"
             raise_finding("PIP212", message, hint, job.path, "schedule")

@@ -33,7 +33,7 @@ def parse(data: bytes) -> object:
     except RecursionError:
         raise ValueError("values nested too deeply") from None
     except ValueError:
-        raise ValueError("no JSON") from None
+        raise ValueError("not valid JSON") from None
 
 
 def mapping(value: object, at: str, *keys: str) -> dict[str, Any]:

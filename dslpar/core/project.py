@@ -162,7 +162,7 @@ def _parse(text: str, path: str) -> dict[str, Any]:
         try:
             import tomli as tomllib
         except ModuleNotFoundError:
-            message = "[tool.dslpar] cannot be read: Python 3.10 has no parser of TOML"
+            message = "[tool.dslpar] cannot be read: Python 3.10 has no TOML parser"
             raise DslparError([_finding(path, text, "dslpar", message, "pip install tomli")]) from None
     try:
         table: dict[str, Any] = tomllib.loads(text)

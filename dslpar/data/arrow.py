@@ -89,7 +89,7 @@ class Table:
         except ValueError as error:  # ragged nested lists
             refuse(self.job, self.rows.folder, f"row {row} of {name!r}: {error}")
         if found.dtype.kind not in "biuf":
-            refuse(self.job, self.rows.folder, f"row {row} of {name!r} has a value that is no number")
+            refuse(self.job, self.rows.folder, f"row {row} of {name!r} has a value that is not a number")
         return found.astype(np.int64 if found.dtype.kind in "biu" else np.float32)
 
 

@@ -100,7 +100,7 @@ def check_forms(job: Job, parts: Mapping[int, Samples]) -> None:
     for number, form in forms.items():
         if form != forms[first]:
             message = f"part {number} gives (inputs, labels) of {form}, and part {first} of {forms[first]}"
-            hint = "parts of one form: of one seq_len, size or set of columns"
+            hint = "use parts with the same seq_len, size or columns"
             raise_finding("BAT224", message, hint, job.path, part_key(number))
 
 

@@ -126,7 +126,7 @@ def chat_samples(job: Job, part: ConversationRange) -> ChatSamples:
     )
     if made.num_cut or made.num_without_answer:
         log.warning(
-            "conversations %s: %s are cut to seq_len + 1 = %s tokens; %s are left out, since no answer is left",
+            "conversations %s: %s are truncated to seq_len + 1 = %s tokens; %s are left out, because no answer remains",
             *(which, f"{made.num_cut:,}", f"{job.seq_len + 1:,}", f"{made.num_without_answer:,}"),
         )
     return made
@@ -149,7 +149,7 @@ def _render(job: Job, render: Renderer, line: Line) -> Rendered:
     except TemplateProblemError as error:
         raise_finding("BAT219", f"{line.place}: {error}", _HINT_MARK, job.path, "data.template")
     except ValueError as error:
-        hint = "change that line; or data.template: another one"
+        hint = "correct that line, or choose another data.template"
         raise_finding("BAT219", f"{line.place}: {error}", hint, job.path, "data.files")
 
 

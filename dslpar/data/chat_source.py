@@ -77,7 +77,7 @@ def find_conversations(job: Job) -> Conversations:
     if not data.packing:  # with packing, the number of rows is only known after packing
         check_number(job, train.stop - train.start, "conversations")
     if job.spec.train.eval_interval is not None and others.stop == others.start:
-        hint = "a larger data.eval_fraction, data.eval_path, or no train.eval_interval"
+        hint = "raise data.eval_fraction, set data.eval_path, or leave train.eval_interval out"
         raise_finding("BAT203", "no conversation is held out", hint, job.path, "data")
     return Conversations(train, others)
 
@@ -105,6 +105,6 @@ def _read(job: Job, names: Sequence[str], key: str) -> tuple[list[File], int, st
         except (OSError, EOFError) as error:
             raise_finding("BAT218", f"cannot read {file.path!r}: {error}", HINT, job.path, key)
     if wrong:
-        more = f"; {wrong - 1} more of {count} lines are no conversations" if wrong > 1 else ""
+        more = f"; {wrong - 1} more of {count} lines are not conversations" if wrong > 1 else ""
         raise_finding("BAT218", first + more, HINT, job.path, key)
     return files, count, digest.hexdigest()

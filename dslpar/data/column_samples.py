@@ -24,7 +24,7 @@ from dslpar.layout.resolve import Job
 from dslpar.schema.sections import OtherModel
 
 Array = NDArray[Any]
-_HINT = "rows of one shape, of ids that the model knows, at most data.seq_len long"
+_HINT = "rows must have one shape, ids within the vocabulary, and at most data.seq_len tokens"
 Row = Mapping[str, Array]
 _CAUSAL = ("input_ids", "attention_mask")
 _MASKS = ("attention_mask", "decoder_attention_mask", "token_type_ids")
@@ -77,7 +77,9 @@ class ColumnSamples:
             message = (
                 f"there is no column {missing[0]!r}" if missing else "the arguments of the model's forward are unknown"
             )
-            hint = "name columns as the arguments of the model's forward; or a class of your own: (input, label)"
+            hint = (
+                "name columns after the arguments of the model's forward; or write a data set of (input, label) pairs"
+            )
             raise_finding("BAT222", f"{message}; there are {', '.join(rows.columns)}", hint, job.path, "data")
         if self.may_pad:
             check_has_length(job)
@@ -126,7 +128,7 @@ class ColumnSamples:
         if not self.may_pad or value.ndim != 1 or value.dtype != np.int64:
             return value
         if len(value) > length:
-            self._refuse(f"row {sample} has {len(value)} {name}, and a sample {length} tokens")
+            self._refuse(f"row {sample} has {len(value)} {name}, but a sample has {length} tokens")
         return np.pad(value, (0, length - len(value)), constant_values=by)
 
     def _stacked(self, values: Sequence[Array], name: str) -> Tensor:
@@ -138,7 +140,7 @@ class ColumnSamples:
         # Without this check such an id could silently look up zeros, or another rank's row.
         low, high = int(ids.min()), int(ids.max())
         if self.vocab_size is not None and not 0 <= low <= high < self.vocab_size:
-            self._refuse(f"a token is {low if low < 0 else high}, and the vocabulary has {self.vocab_size}")
+            self._refuse(f"token id {low if low < 0 else high} is outside the vocabulary of {self.vocab_size} tokens")
 
     def _refuse(self, problem: str) -> NoReturn:
         raise_finding("BAT205", problem, _HINT, self.job.path, "data")

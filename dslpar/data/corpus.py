@@ -134,7 +134,7 @@ def _problem_of(path: str) -> str:
     if not os.path.exists(path):
         return f"is a link to {os.readlink(path)!r}, which does not exist" if os.path.islink(path) else "does not exist"
     if not os.path.isfile(path):
-        return "is no file, but a device, a pipe or a socket"
+        return "is not a file, but a device, a pipe or a socket"
     return "" if os.access(path, os.R_OK) else "may not be read by this user"
 
 
@@ -166,14 +166,14 @@ def _check_length(job: Job, corpus: Corpus) -> None:
     check_has_length(job)
     _check_part(job, corpus.train, "to train on", "longer files, or a shorter data.seq_len")
     if job.spec.train.eval_interval is not None:
-        _check_part(job, corpus.held_out, "held out", "a larger data.eval_fraction, or no train.eval_interval")
+        _check_part(job, corpus.held_out, "held out", "raise data.eval_fraction, or leave train.eval_interval out")
 
 
 def _check_part(job: Job, slices: Sequence[FileSlice], which: str, hint: str) -> None:
     num_bytes = sum(part.num_bytes for part in slices)
     # The number of tokens is not known yet, but a tokenizer seldom makes more tokens than there are bytes.
     if num_bytes <= job.seq_len:
-        message = f"{num_bytes} bytes are {which}, and a sample takes seq_len + 1 = {job.seq_len + 1}"
+        message = f"{num_bytes} bytes are {which}, but a sample takes seq_len + 1 = {job.seq_len + 1}"
         raise_finding("BAT203", message, hint, job.path, "data")
 
 
@@ -181,5 +181,5 @@ def check_number(job: Job, samples: int, what: str = "") -> None:
     """Refuse a step that takes more samples than there are. It would repeat samples, or never end."""
     if job.batch.global_size > samples:
         there_are = f"there are {samples} {what}" if what else f"the text has {samples} of {job.seq_len} tokens"
-        message = f"a step takes {job.batch.global_size} samples, and {there_are}"
+        message = f"a step takes {job.batch.global_size} samples, but {there_are}"
         raise_finding("BAT210", message, "a smaller batch, more text, or a shorter data.seq_len", job.path, "batch")

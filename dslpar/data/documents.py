@@ -55,7 +55,7 @@ def find_files(paths: Sequence[str]) -> list[str]:
             raise_finding("BAT214", f"{path!r} holds no files", _HINT, path)
         for file in files:
             if not os.path.isfile(file) or not os.access(file, os.R_OK):
-                problem = "may not be read by this user" if os.path.isfile(file) else "is no file"
+                problem = "may not be read by this user" if os.path.isfile(file) else "is not a file"
                 raise_finding("BAT214", f"{file!r} {problem}", _HINT, file)
         found += files
     return found
@@ -141,7 +141,7 @@ def _texts(piece: Piece, key: str) -> Iterator[bytes]:
                     raise TypeError
             except (ValueError, KeyError, TypeError, IndexError):
                 before = _lines_before(piece)
-                message = f"{piece.path}:{before + number + 1}: no JSON object with a text {key!r}"
+                message = f"{piece.path}:{before + number + 1}: not a JSON object with a text {key!r}"
                 raise_finding("BAT214", message, "--json-key, the key of each line's text", piece.path)
             # A lone surrogate in JSON has no UTF-8 and is replaced by a question mark.
             yield text.encode("utf-8", "replace")

@@ -82,11 +82,11 @@ def _in_folder(path: str) -> tuple[list[str], list[int], object]:
 def _in_arrays(job: Job, data: ImageData, path: str) -> tuple[list[str], Sequence[int], object]:
     images, labels = open_arrays(job, data, path)
     if images.ndim not in (3, 4):
-        _refuse(job, f"images of {path!r} have the shape {images.shape}, and not [N, H, W] or one with channels")
+        _refuse(job, f"images of {path!r} have the shape {images.shape}, not [N, H, W] with or without channels")
     if labels is not None and labels.shape != images.shape[:1]:
-        _refuse(job, f"{len(images)} images of {path!r}, and labels of the shape {labels.shape}")
+        _refuse(job, f"{path!r} has {len(images)} images, but labels of the shape {labels.shape}")
     if labels is not None and not np.issubdtype(labels.dtype, np.integer):
-        _refuse(job, f"labels of {path!r} are {labels.dtype}, and not whole numbers")
+        _refuse(job, f"labels of {path!r} are {labels.dtype}, not whole numbers")
     numbers = np.full(len(images), NO_CLASS) if labels is None else np.asarray(labels)
     digest = hashlib.sha256(numbers.astype(np.int64).tobytes()).hexdigest()
     return [], numbers.tolist(), (os.path.basename(path), images.shape, str(images.dtype), digest)
@@ -99,13 +99,13 @@ def open_arrays(job: Job, data: ImageData, path: str) -> tuple[Any, Any]:
         if not isinstance(opened, np.ndarray):
             with opened as arrays:
                 if "images" not in arrays:
-                    _refuse(job, f"{path!r} has the arrays {', '.join(arrays)}, and no 'images'")
+                    _refuse(job, f"{path!r} has the arrays {', '.join(arrays)}, but no 'images'")
                 return arrays["images"], arrays.get("labels")
         labels = None
         if data.labels is not None:
             labels = np.load(absolute_path(job.path, data.labels), mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        _refuse(job, f"{path!r} is neither a folder nor an array of numpy's: {error}")
+        _refuse(job, f"{path!r} is neither a folder nor a NumPy array: {error}")
     return opened, labels
 
 
@@ -129,7 +129,7 @@ def _check_classes(job: Job, found: Images) -> None:
     if lowest < 0:
         _refuse(job, f"images of {found.path!r} have no classes, which {config.model} needs as labels")
     if highest >= known:
-        message = f"{found.path!r} has classes up to {highest}, and the model {known} of them"
+        message = f"{found.path!r} has classes up to {highest}, but the model has only {known} classes"
         raise_finding("BAT213", message, f"model.config.num_labels={highest + 1}", job.path, "model.config.num_labels")
 
 
@@ -140,10 +140,10 @@ _DEFAULT_CLASSES = 2
 def _check_numbers(job: Job, found: Images) -> None:
     size = job.batch.global_size
     if size > len(found.train):
-        message = f"a step takes {size} samples, and there are {len(found.train)} images to train on"
+        message = f"a step takes {size} samples, but there are {len(found.train)} images to train on"
         raise_finding("BAT210", message, "a smaller batch, or more images", job.path, "batch")
     if job.spec.train.eval_interval is not None and not found.held_out:
-        hint = "a larger data.eval_fraction, or no train.eval_interval"
+        hint = "raise data.eval_fraction, or leave train.eval_interval out"
         raise_finding("BAT203", "no images are held out", hint, job.path, "data")
 
 

@@ -47,7 +47,7 @@ class ImageSamples:
         self.pixels = None if images.names else open_arrays(job, data, images.path)[0]
         if images.names and importlib.util.find_spec("PIL") is None:
             message = "files of images need the package Pillow, which is not installed"
-            raise_finding("BAT212", message, "pip install dslpar[hf], or arrays of numpy's", job.path, "data.path")
+            raise_finding("BAT212", message, "pip install dslpar[hf], or use NumPy arrays", job.path, "data.path")
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Tensor]:
         """Return images, float32 [len(samples), channels, height, width], and classes, int64 [len(samples)].
@@ -59,7 +59,9 @@ class ImageSamples:
         made = [self._image(sample, number) for sample, number in zip(samples, numbers, strict=True)]
         if len(shapes := {image.shape for image in made}) > 1:
             message = f"images of {' and '.join(str(tuple(shape)) for shape in sorted(shapes))} in one batch"
-            raise_finding("BAT205", message, "data.size, to which all are resized", self.job.path, "data.size")
+            raise_finding(
+                "BAT205", message, "set data.size: all images are then resized to it", self.job.path, "data.size"
+            )
         images = torch.stack(made)
         if not self.num_patches:
             return images, torch.tensor([self.images.labels[self.indices[sample]] for sample in samples])
@@ -78,7 +80,7 @@ class ImageSamples:
         )
         wrong = [len(value) for value in (mean, std) if len(value) not in (1, channels)]
         if wrong:
-            message = f"images have {channels} channels, and data.mean or data.std {wrong[0]} numbers"
+            message = f"images have {channels} channels, but data.mean or data.std has {wrong[0]} numbers"
             raise_finding("BAT205", message, "a number, or one for each channel", self.job.path, "data.mean")
         return (image - mean) / std
 
@@ -90,7 +92,7 @@ class ImageSamples:
         elif self._channels_are_last(pixels.shape):
             pixels = pixels.transpose(2, 0, 1)
         if self.channels is not None and pixels.shape[0] != self.channels:
-            message = f"images have {pixels.shape[0]} channels, and the model takes {self.channels}"
+            message = f"images have {pixels.shape[0]} channels, but the model takes {self.channels}"
             raise_finding("BAT205", message, f"model.config.num_channels={pixels.shape[0]}", self.job.path, "model")
         most = np.iinfo(pixels.dtype).max if np.issubdtype(pixels.dtype, np.integer) else 1
         return torch.from_numpy(pixels.astype(np.float32) / np.float32(most))

@@ -59,4 +59,6 @@ class MappedText:
             return np.asarray(np.memmap(part.path, np.uint8, "r", part.start, (part.num_bytes,)))
         except (OSError, ValueError) as error:
             message = f"{part.path!r} has changed since the run began: {error}"
-            raise_finding("BAT201", message, "keep a run's text until it ends", self._job.path, "data")
+            raise_finding(
+                "BAT201", message, "do not change a run's text before the run has ended", self._job.path, "data"
+            )

@@ -40,8 +40,8 @@ def find_own(job: Job) -> OwnData:
     """Import the class of a job's data and instantiate it, on each rank.
 
     Raises:
-        DslparError: there is no such class, it is no map-style data set, it does not take these arguments, it has too
-            few samples for a step, or evaluation is on and nothing is held out.
+        DslparError: there is no such class, it is not a map-style data set, it does not take these arguments, it has
+            too few samples for a step, or evaluation is on and nothing is held out.
     """
     data = job.spec.data
     assert isinstance(data, OtherData)
@@ -53,10 +53,12 @@ def find_own(job: Job) -> OwnData:
         target = data.target if own is None else str(own)
         held_out = _make(job, target, given if own is not None else {**data.args, **given}, "data.eval")
     if len(train) < job.batch.global_size:
-        message = f"a step takes {job.batch.global_size} samples, and there are {len(train)} to train on"
+        message = f"a step takes {job.batch.global_size} samples, but there are {len(train)} to train on"
         raise_finding("BAT210", message, "a smaller batch, or more samples", job.path, "batch")
     if job.spec.train.eval_interval is not None and not (held_out is not None and len(held_out)):
-        hint = "data=dict(..., eval=dict(...)), arguments of the held-out data; or no train.eval_interval"
+        hint = (
+            "give the arguments of the held-out data, data=dict(..., eval=dict(...)); or leave train.eval_interval out"
+        )
         raise_finding("BAT203", "no samples are held out", hint, job.path, "data")
     return OwnData(train, held_out, (_identity(data.target, train), _identity(target, held_out)))
 
@@ -68,7 +70,7 @@ def _make(job: Job, target: str, args: Mapping[str, Any], key: str) -> Any:
         place = Location(job.path)
         raise DslparError([each._replace(location=place, key=f"{key}.type") for each in error.findings]) from None
     if not (isinstance(cls, type) and hasattr(cls, "__len__") and hasattr(cls, "__getitem__")):
-        message = f"{target!r} is no class with __len__ and __getitem__"
+        message = f"{target!r} is not a class with __len__ and __getitem__"
         raise_finding("BAT223", message, "name a map-style data set, as in torch", job.path, f"{key}.type")
     parameters = inspect.signature(cls).parameters
     given = dict(instantiate(dict(args), job.trusted))
@@ -98,7 +100,7 @@ def own_samples(job: Job, dataset: Any, inputs: Sequence[str], start: int) -> Sa
     from dslpar.data.pairs import PairSamples
 
     if dataset is None:
-        hint = "data=dict(..., eval=dict(...)), arguments of the held-out data"
+        hint = "give the arguments of the held-out data: data=dict(..., eval=dict(...))"
         raise_finding("BAT203", "no samples are held out", hint, job.path, "data")
     if len(dataset) and isinstance(dataset[0], Mapping):
         return ColumnSamples(job, ItemRows(dataset), inputs, start)

@@ -126,10 +126,10 @@ def _find_rows(job: Job) -> Source:
         check_has_length(job)
     size = job.batch.global_size
     if data.text_column is None and size > train.num_rows:
-        message = f"a step takes {size} samples, and there are {train.num_rows} rows to train on"
+        message = f"a step takes {size} samples, but there are {train.num_rows} rows to train on"
         raise_finding("BAT210", message, "a smaller batch, or more rows", job.path, "batch")
     if job.spec.train.eval_interval is not None and not held_out.num_rows:
-        hint = "a larger data.eval_fraction, data.eval_split, or no train.eval_interval"
+        hint = "raise data.eval_fraction, set data.eval_split, or leave train.eval_interval out"
         raise_finding("BAT203", "no rows are held out", hint, job.path, "data")
     identity = " ".join([train.identity, *([data.text_column, *_extra_identity(job)] if data.text_column else [])])
     return Source(Part(True, rows=train), Part(False, rows=held_out), identity, f"{identity} {held_out.identity}")
@@ -146,7 +146,7 @@ def _find_blend(job: Job) -> Source:
     train = Part(True, parts=[found.train._replace(job=own) for own, found in both])
     held_out = Part(False, parts=[found.held_out._replace(job=own) for own, found in both])
     if job.spec.train.eval_interval is not None and not held_out.read_parts:
-        hint = "an eval_fraction at one of the parts, or no train.eval_interval"
+        hint = "give one of the parts an eval_fraction, or leave train.eval_interval out"
         raise_finding("BAT203", "no part of the blend is held out", hint, job.path, "data.parts")
     identity = blend_identity(job, [found.identity for found in sources])
     return Source(train, held_out, identity, blend_identity(job, [found.whole_identity for found in sources]))
@@ -202,14 +202,14 @@ def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
         if part.training:
             check_number(job, said.num_samples, "rows" if said.packing else "conversations")
         elif said.num_samples < 1:
-            hint = "a larger data.eval_fraction, data.eval_path, or no train.eval_interval"
+            hint = "raise data.eval_fraction, set data.eval_path, or leave train.eval_interval out"
             raise_finding("BAT203", "no conversation is held out", hint, job.path, "data")
         return said
     samples, num_tokens = _text_samples(job, part)
     if part.training:
         check_number(job, samples.num_samples)
     elif samples.num_samples < 1:
-        hint = "a larger data.eval_fraction, or no train.eval_interval"
+        hint = "raise data.eval_fraction, or leave train.eval_interval out"
         raise_finding("BAT203", f"{num_tokens} tokens are held out, too few for a sample", hint, job.path, "data")
     return samples
 

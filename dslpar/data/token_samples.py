@@ -36,6 +36,6 @@ class TokenSamples(TextSamples):
         low, high = (int(bound(torch.stack([ids, labels]))) for bound in (torch.min, torch.max))
         if self.vocab_size is not None and not 0 <= low <= high < self.vocab_size:
             wrong = low if low < 0 else high
-            problem = f"a token is {wrong}, and the vocabulary has {self.vocab_size}"
+            problem = f"token id {wrong} is outside the vocabulary of {self.vocab_size} tokens"
             refuse(self.job, self.part.folder.path, problem, "data.path")
         return ids, labels

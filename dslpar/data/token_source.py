@@ -81,6 +81,6 @@ def _check_length(job: Job, train: TokenRange, held_out: TokenRange) -> None:
     check_has_length(job)
     check_number(job, (train.num_tokens - 1) // job.seq_len)
     if job.spec.train.eval_interval is not None and held_out.num_tokens <= job.seq_len:
-        message = f"{held_out.num_tokens} tokens are held out, and a sample takes seq_len + 1 = {job.seq_len + 1}"
-        hint = "a larger data.eval_fraction, data.eval_path, or no train.eval_interval"
+        message = f"{held_out.num_tokens} tokens are held out, but a sample takes seq_len + 1 = {job.seq_len + 1}"
+        hint = "raise data.eval_fraction, set data.eval_path, or leave train.eval_interval out"
         raise_finding("BAT203", message, hint, job.path, "data")

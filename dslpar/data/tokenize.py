@@ -129,12 +129,12 @@ def tokenize(request: Request, progress: Callable[[int, int], None] = lambda don
                     for path, size, hashed in zip(files, sizes, hashes, strict=True)
                 ]
             if changed := [new[0] for new, old in zip(_stats(files), stats, strict=True) if new != old]:
-                raise_finding("BAT214", f"{changed[0]!r} has changed while it was read", "run it again", changed[0])
+                raise_finding("BAT214", f"{changed[0]!r} changed while it was being read", "run it again", changed[0])
             _publish(values, final, output, found)
         shutil.rmtree(work)
     except BrokenProcessPool:
-        hint = "fewer --workers, or --document-separator for long files; then run it again: it continues"
-        raise_finding("BAT215", "a process was killed, most often since memory ran out", hint, str(output))
+        hint = "use fewer --workers, or --document-separator for long files; then run the same command, which continues"
+        raise_finding("BAT215", "a process was killed, usually because memory ran out", hint, str(output))
     except OSError as error:
         raise_finding("BAT215", f"cannot write {error.filename or output}: {error.strerror}", "make room", str(output))
     return read_token_folder(str(output))
@@ -154,7 +154,7 @@ def _eos_of(request: Request, found: TokenizerFile | None) -> int | None:
     eos = found.special("eos") if found else None
     if request.append_eos and eos is None:
         hint = "leave --append-eos out, or name an eos_token in its tokenizer_config.json"
-        what = f"{found.path!r} has no token that ends a text" if found else "bytes have no id that ends a text"
+        what = f"{found.path!r} has no token that ends a text" if found else "byte-level tokens have no end-of-text id"
         raise_finding("BAT212", what, hint, found.path if found else request.output)
     return None if request.append_eos is False else eos
 
@@ -168,7 +168,7 @@ def _there_already(output: Path, work: Path, plan: str) -> TokenFolder:
     """Return the result of an earlier run of the same request; refuse a folder with other content."""
     found = read_token_folder(str(output))
     if found.problem or found.plan != plan:
-        raise_finding("BAT215", f"{output} is there already", _THERE_HINT, str(output))
+        raise_finding("BAT215", f"{output} already exists", _THERE_HINT, str(output))
     shutil.rmtree(work, ignore_errors=True)
     return found
 

@@ -49,9 +49,7 @@ def train_tokenizer(
         raise_finding("BAT212", message, "pip install dslpar[hf]", output)
     folder, files = Path(os.path.abspath(output)), find_files(paths)
     if os.path.lexists(folder):
-        raise_finding(
-            "BAT215", f"{folder} is there already", "name another folder: nothing is overwritten", str(folder)
-        )
+        raise_finding("BAT215", f"{folder} already exists", "name another folder: nothing is overwritten", str(folder))
     special = list(special_tokens or SPECIAL_TOKENS[model])
     least = len(special) + (_BYTES if model == "bpe" else 1)
     if vocab_size < least:

@@ -64,8 +64,11 @@ def read_distributed_env(environ: Mapping[str, str]) -> DistributedEnv:
     for variables in VARIABLES:
         if int(environ.get(variables.world_size, 1)) > 1:
             missing = [name for name in (variables.rank, variables.local_rank) if name not in environ]
-            message = f"{variables.world_size} is {environ[variables.world_size]}, and {' and '.join(missing)} not set"
-            hint = "set it; or RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, which any launcher can pass to its ranks"
+            unset = f"{' and '.join(missing)} {'are' if missing[1:] else 'is'} not set"
+            message = f"{variables.world_size} is {environ[variables.world_size]}, but {unset}"
+            hint = (
+                "set it; or set RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, which any launcher can pass to its ranks"
+            )
             raise_finding("HST201", message, hint)
     return DistributedEnv()
 
@@ -96,9 +99,9 @@ def _rendezvous_host(environ: Mapping[str, str], several: bool) -> str:
         return LOCALHOST
     host = pmix.host_of_rank_0(environ)
     if host is None or not network.is_known(host):
-        known = f"{socket.gethostname()} knows no address of {host}, where rank 0 is"
+        known = f"{socket.gethostname()} cannot resolve {host}, the host of rank 0"
         hint = "pass MASTER_ADDR=<host of rank 0> to all ranks (OpenMPI: mpirun -x MASTER_ADDR=..., MPICH: -genv)"
-        message = f"several hosts, and {known if host else 'MASTER_ADDR is not set'}"
+        message = f"the ranks are on several hosts, but {known if host else 'MASTER_ADDR is not set'}"
         raise_finding("HST202", message, hint)
     return host
 

@@ -71,7 +71,7 @@ def first_findings(findings: Sequence[Finding], world: Axis, name: str, patience
     deadline_s, pause_s = time.monotonic() + patience_s, 0.005
     while store.add(here, 0) < world.size:
         if findings and time.monotonic() > deadline_s:
-            raise TimeoutError(f"{name}: not all ranks came within {patience_s:g} s")
+            raise TimeoutError(f"{name}: not all ranks arrived within {patience_s:g} s")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_POLL_S)
     if not store.check([told]):

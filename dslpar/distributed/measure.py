@@ -36,7 +36,7 @@ def run(name: str | None, per_node: int | None, path: Path) -> int:
     """
     found = _device(name)
     if not os.access(path.absolute().parent, os.W_OK):
-        raise NoDeviceError(f"cannot write {path}: its folder is not there, or may not be written to")
+        raise NoDeviceError(f"cannot write {path}: its folder does not exist or is not writable")
     with RankSession(os.environ) as rank:
         dist_env = rank.prepare(lambda dist_env: dist_env)
         rank.meet(None)

@@ -252,4 +252,5 @@ def _changed(taken_by: Action, before: Forms, now: Forms) -> str:
     def shown(forms: Forms) -> str:
         return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in forms)
 
-    return f"the {what} of stage {of} is {shown(now)}, and was {shown(before)} before: a pipeline's shapes never change"
+    change = f"changed from {shown(before)} to {shown(now)}"
+    return f"the {what} of stage {of} {change}: shapes in a pipeline must stay the same"

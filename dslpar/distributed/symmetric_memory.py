@@ -53,7 +53,7 @@ def require(groups: Groups, device: torch.device) -> None:
     if not axes:
         return
     if device.type != "cuda":
-        log.info("comm_overlap='symmetric_memory': on %s, pieces go around rings", device.type)
+        log.info("comm_overlap='symmetric_memory': on %s, chunks are sent around rings instead", device.type)
         return
     world = groups.axis("pipe", "data", "tensor")
     places = dict(zip(world.peers, gather_objects(_place(device), world), strict=True))
@@ -78,8 +78,8 @@ def why_apart(peers: Sequence[int], places: Mapping[int, Place]) -> str:
             if place.uuid == there.uuid:
                 return f"ranks {_listed((rank, other))} share a device"
             if place.number == there.number:
-                own = f"ranks {_listed((rank, other))} see their own devices alone, both as number {place.number}"
-                return f"{own}: let all see all of the host's, or set {ALLOW_SHARED}=1"
+                own = f"ranks {_listed((rank, other))} see only their own device, both as number {place.number}"
+                return f"{own}: let each rank see all devices of its host, or set {ALLOW_SHARED}=1"
             if there.number not in place.reached:
                 return f"on {place.host}, device {place.number} does not reach device {there.number}"
     return ""
@@ -121,7 +121,7 @@ def _refuse(reasons: Sequence[str], world: Axis) -> None:
     of_all = [reason for found in gather_objects(list(reasons), world) for reason in found if reason]
     if of_all:
         message = f"comm_overlap='symmetric_memory': {of_all[0]}"
-        hint = "comm_overlap=True, whose pieces go around rings"
+        hint = "use comm_overlap=True, which sends chunks around rings"
         raise_finding("HST234", message, hint, key="parallel.tensor.comm_overlap")
 
 

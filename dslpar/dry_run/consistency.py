@@ -27,7 +27,7 @@ def disagreements(stage: int, rank: int, run: StageRun, other_rank: int, other: 
             if ours is None or theirs is None or ours[:4] != theirs[:4] or ours.step != theirs.step:
                 where = f"stage {stage}, {_NAMES[kind]}"
                 what = f"operation {index} is {ours or 'none'} on {ranks[0]}, and {theirs or 'none'} on {ranks[1]}"
-                yield Problem("collectives", where, what, "ranks of one group would wait for each other for ever")
+                yield Problem("collectives", where, what, "ranks of one group would wait for each other forever")
                 break
     for name in ("inputs", "outputs", "input_gradients"):
         mine, yours = (", ".join(map(shown_form, getattr(each, name))) for each in (run, other))
@@ -49,7 +49,7 @@ def _other_record(
             f"{list(other.local_shape)} of {list(other.shape)}",
         )
         what = f"{ranks[0]} holds {shapes[0]} and {ranks[1]} {shapes[1]}: two placements"
-        yield Problem("tiling", name, what, "a placement is the same on every rank")
+        yield Problem("tiling", name, what, "a placement must be the same on every rank")
 
 
 def parameter_problems(parameters: Mapping[str, ParameterRecord], tensor: TensorMesh) -> Iterator[Problem]:

@@ -256,7 +256,7 @@ class _Dry:
                 first = parameters.setdefault(name, record)
                 if first[:3] != record[:3]:
                     what = f"{list(first.local_shape)} on one stage, {list(record.local_shape)} on stage {stage}"
-                    self.problems.append(Problem("tiling", name, what, "tied copies are one weight"))
+                    self.problems.append(Problem("tiling", name, what, "tied copies must have the same shape"))
         self.result.num_tiled = len(parameters)
         self.problems += parameter_problems(parameters, self.mesh.tensor)
 
@@ -316,10 +316,10 @@ class _Dry:
             what = f"{len(sent)} messages are sent and {len(taken)} received"
             what += f"; message {differ[0]} is {sent[differ[0]]} and {taken[differ[0]]}" if differ else ""
             where = f"pipe {sender} to pipe {receiver}"
-            self.problems.append(Problem("messages", where, what, "one side would wait for the other for ever"))
+            self.problems.append(Problem("messages", where, what, "one side would wait for the other forever"))
 
 
-_ALIKE = "ranks of a tensor group run the same layers"
+_ALIKE = "ranks of a tensor group must run the same layers"
 
 
 def _totals(

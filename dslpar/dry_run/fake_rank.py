@@ -38,7 +38,7 @@ def fake_rank(mesh: Mesh, rank: int) -> Iterator[Groups]:
         RuntimeError: torch.distributed is already initialized in this process.
     """
     if dist.is_initialized():
-        raise RuntimeError("a dry run takes the place of a rank, and this process is one already")
+        raise RuntimeError("a dry run stands in for a rank, but this process already is one")
     # Batched sends and receives fail if the backend does not list the tensors' device, so list "meta" for "fake".
     with patch.dict(dist.Backend.backend_capability, {_FAKE: [*dist.Backend.backend_capability[_FAKE], "meta"]}):
         excepthook = sys.excepthook  # torch installs its own, which names the rank

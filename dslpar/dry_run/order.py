@@ -62,7 +62,7 @@ def _message_orders(orders: Orders, chunks: Chunks) -> Iterator[Problem]:
                 yield Problem("messages", where, what, "messages have the same shape, so a swap would go unnoticed")
             elif len(ours) != len(theirs):
                 what = f"{len(ours)} messages are sent, but {len(theirs)} are received"
-                yield Problem("messages", where, what, "one side would wait for the other for ever")
+                yield Problem("messages", where, what, "one side would wait for the other forever")
 
 
 def _uses(orders: Orders, chunks: Chunks) -> dict[Link, list[Action]]:

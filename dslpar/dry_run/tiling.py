@@ -42,7 +42,7 @@ def tiling_errors(placement: Placement) -> list[str]:
     tensor = placement.tensor
     sizes = {letter: getattr(tensor, letter) for letter in TENSOR_AXES}
     if unknown := [letter for letters in placement.cuts for letter in letters if letter not in sizes]:
-        return [f"cut over {' '.join(unknown)}, which is no axis of the cuboid"]
+        return [f"sharded over {' '.join(unknown)}, which is not an axis of the cuboid"]
     if len(placement.cuts) != len(placement.shape):
         return [f"{len(placement.cuts)} cuts of {len(placement.shape)} dims"]
     try:
@@ -93,7 +93,7 @@ def _on(coord: Mapping[str, int], letters: Letters) -> tuple[int, ...]:
 
 def _dim_errors(placement: Placement, dim: int, pieces: Mapping[tuple[int, ...], Ranges]) -> list[str]:
     """Check that different pieces of a dim are disjoint, and that together they cover the dim."""
-    length, name = placement.shape[dim], f"dim {dim}, cut over {' '.join(placement.cuts[dim]) or 'nothing'}"
+    length, name = placement.shape[dim], f"dim {dim}, sharded over {' '.join(placement.cuts[dim]) or 'nothing'}"
     covered, missing, twice = 0, Counter[int](), Counter[int]()
     for begin, end in [*sorted(held for piece in dict.fromkeys(pieces.values()) for held in piece), (length, length)]:
         if begin > covered:
@@ -103,7 +103,7 @@ def _dim_errors(placement: Placement, dim: int, pieces: Mapping[tuple[int, ...],
         covered = max(covered, end)
     return [
         f"{name}: {wrong.total()} of {length} indices are {kind}, such as {min(wrong)}"
-        for kind, wrong in (("on no rank", missing), ("in two pieces", twice))
+        for kind, wrong in (("on no rank", missing), ("in two shards", twice))
         if wrong
     ]
 
@@ -119,11 +119,11 @@ def _box_errors(placement: Placement, dims: list[dict[tuple[int, ...], Ranges]],
     wanted = list(product(*(dict.fromkeys(pieces.values()) for pieces in dims)))
     errors = []
     if missing := sum(box not in boxes for box in wanted):
-        errors.append(f"{missing} of {len(wanted)} boxes are on no rank: two dims are cut over one axis")
+        errors.append(f"{missing} of {len(wanted)} shards are on no rank: two dims are sharded over one axis")
     if len(set(boxes.values())) > 1:
-        errors.append(f"boxes have from {min(boxes.values())} to {max(boxes.values())} copies")
+        errors.append(f"shards have from {min(boxes.values())} to {max(boxes.values())} copies")
     if wrong := sum(owners[box] != 1 for box in boxes):
         errors.append(
-            f"{wrong} of {len(boxes)} boxes have no owner, or several: norms would not count each element once"
+            f"{wrong} of {len(boxes)} shards have no owner, or several: norms would not count each element once"
         )
     return errors

@@ -192,7 +192,7 @@ class Engine:
         if not adds:
             self._check_order("forward_backward", step_pending=False)
             if not self._at_step_start:
-                raise self._out_of_order("forward_backward() in the middle of a step that backward() began")
+                raise self._out_of_order("forward_backward() was called in the middle of a step that backward() began")
         batches = self._prepare_batches(micro_batches)
         counted = self._with_denominator(batches, criterion is not None)
         self._step_pending, self._unreduced = True, self._in_no_sync
@@ -392,7 +392,7 @@ class Engine:
     def _check_order(self, call: str, step_pending: bool) -> None:
         if self._step_pending != step_pending:
             missing = "backward(loss) or forward_backward()" if step_pending else "the last backward's step()"
-            raise self._out_of_order(f"{call}() without {missing} before it")
+            raise self._out_of_order(f"{call}() was called without {missing} before it")
 
     def _out_of_order(self, message: str) -> DslparError:
         hint = "call backward(loss) and step() for each micro-batch; or forward_backward() and step(); or train_batch()"

@@ -69,11 +69,11 @@ def check_equal_weights(model: LayeredModel, groups: Groups, path: str) -> None:
             other_host, theirs, _ = by_rank[reference]
             if theirs[what, letters] != value:
                 other = f"rank {world.peers[reference]} on {other_host}"
-                differing.append(f"rank {rank} on {host} has another {what} than {other}")
+                differing.append(f"rank {rank} on {host} has a different {what} than {other}")
                 break  # one finding per rank: later values differ too
     if differing:
         more = f"; and {len(differing) - _MAX_SHOWN} more" if len(differing) > _MAX_SHOWN else ""
-        hint = "load or draw the same on every rank: torch.manual_seed(...) before the model is built"
+        hint = "load or initialize the same on every rank: torch.manual_seed(...) before the model is built"
         raise_finding("HST221", f"{'; '.join(differing[:_MAX_SHOWN])}{more}", hint, path)
 
 
@@ -134,7 +134,7 @@ def _repeated(modules: Mapping[str, nn.Module], groups: Groups) -> list[str]:
 def _refuse_repeated(names: list[str], path: str) -> NoReturn:
     shown = ", ".join(map(repr, names[:_MAX_SHOWN])) + (", ..." if len(names) > _MAX_SHOWN else "")
     hint = "init=... where the layer is built; or dslpar.checkpoint.load_full_state, which takes whole weights"
-    raise_finding("TEN237", f"ranks have written equal numbers as different pieces of {shown}", hint, path)
+    raise_finding("TEN237", f"ranks have written the same values to different shards of {shown}", hint, path)
 
 
 def _hash(texts: list[str]) -> str:

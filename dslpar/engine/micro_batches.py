@@ -79,7 +79,7 @@ def with_denominator(batches: list[MicroBatch], num_labels: int, data: Axis, job
     """
     given = [labels if isinstance(labels, tuple) else (labels,) for _, labels in batches]
     if any(len(labels) != num_labels for labels in given):
-        message = f"labels are {len(given[0])} tensors, and the model's own loss takes {num_labels}"
+        message = f"labels are {len(given[0])} tensors, but the model's own loss takes {num_labels}"
         raise_finding("BAT205", message, "give dslpar.initialize(criterion=...), which takes them", job.path)
     # One all-reduce of one number per step, for any number of micro-batches. If there are several label tensors, the
     # first one holds the token labels, and only these can be IGNORE_INDEX.

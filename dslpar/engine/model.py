@@ -278,7 +278,7 @@ def with_program_chunks(job: Job, model: LayeredModel) -> Job:
 def _check_chunks(job: Job, schedule: PipelineSchedule, num_chunks: int) -> None:
     pipe, count, written = job.mesh.pipe, job.batch.accumulation, schedule.num_model_chunks
     if written is not None and written != num_chunks:
-        message = f"num_chunks is {num_chunks}, and the config's schedule.num_model_chunks is {written}"
+        message = f"num_chunks is {num_chunks}, but the config's schedule.num_model_chunks is {written}"
         raise_finding("PIP209", message, "leave one of them out", job.path, "schedule")
     if count % pipe:
         message = f"num_chunks is {num_chunks}: {count} micro-batches must be a multiple of {pipe} pipeline ranks"

@@ -55,7 +55,7 @@ def _unfit(params: dict[str, Any], module: nn.Module) -> str:
     if params.get("amsgrad"):
         return "it has no amsgrad"
     if getattr(module, "get_tied_weights_and_groups", list)():
-        return "it rounds the end of a tensor otherwise than the rest, and copies of tied weights would drift apart"
+        return "it rounds the end of a tensor differently from the rest, so copies of tied weights would drift apart"
     return ""
 
 

@@ -70,7 +70,7 @@ def lr_scheduler_factory(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
     cls = locate(row.dotted if row else section.target, Location(job.path))
     if not _steps_by_itself(cls):
         required = "an LR scheduler that steps by itself, with state_dict() and load_state_dict()"
-        hint = "name a class of torch.optim.lr_scheduler or one of DeepSpeed's schedulers, but no ReduceLROnPlateau"
+        hint = "name a class of torch.optim.lr_scheduler or one of DeepSpeed's schedulers, but not ReduceLROnPlateau"
         raise_finding("CFG212", f"{section.target!r} is not {required}", hint, job.path, "lr_scheduler")
     # A scheduler with its own peak argument gets the optimizer's lr, not DeepSpeed's default.
     arguments = ({row.sets_lr: job.spec.optimizer.lr} if row and row.sets_lr else {}) | instantiate(

@@ -91,8 +91,8 @@ def _check_num_modules(job: Job, model: LayeredModel) -> None:
     if isinstance(model, Stage) and len(model.modules) != num:
         modules = f"{len(model.modules)} modules" if len(model.modules) != 1 else "one module"
         stages = f"{num} stages" if num > 1 else "one stage"
-        message = f"dslpar.Stage with {modules}, and each rank has {stages} (schedule.num_model_chunks)"
-        hint = "a module for each of its stages, in their order: dslpar.Stage(*[part(stage) for stage in run.stages])"
+        message = f"dslpar.Stage has {modules}, but each rank has {stages} (schedule.num_model_chunks)"
+        hint = "give one module per stage, in order: dslpar.Stage(*[part(stage) for stage in run.stages])"
         raise_finding("PIP202", message, hint, job.path, "parallel.pipeline")
 
 
@@ -106,11 +106,13 @@ def _innermost(model: LayeredModel) -> LayeredModel:
 def _indexed(job: Job, layers: list[LayerSpec]) -> list[LayerSpec]:
     """Set each layer's layer_idx to its position if no layer has one. The partition may then split between any two."""
     if len(layers) == 1:
-        message = f"the model is one module, which cannot be cut over {job.chunks.stages} stages"
-        hint = "give an nn.Sequential, a dslpar.models.LayeredModel, or each rank its dslpar.Stage(module)"
+        message = f"the model is one module, which cannot be split over {job.chunks.stages} stages"
+        hint = "give an nn.Sequential or a dslpar.models.LayeredModel; or give each rank its own dslpar.Stage(module)"
         raise_finding("PIP204", message, hint, job.path, "parallel.pipeline")
     if any(layer.layer_idx is not None and layer.layer_idx < -1 for layer in layers):
-        raise_finding("PIP202", "a layer_idx below -1", "from 0 on, or -1 for the last", job.path, "parallel.pipeline")
+        raise_finding(
+            "PIP202", "a layer_idx below -1", "number layers from 0, or -1 for the last", job.path, "parallel.pipeline"
+        )
     if any(layer.layer_idx is not None for layer in layers):
         return layers
     return [dataclasses.replace(layer, layer_idx=index) for index, layer in enumerate(layers)]
@@ -123,7 +125,7 @@ def _check_order(job: Job, layers: Sequence[LayerSpec], counts: Sequence[int]) -
     try:
         stage_parts(indices, counts)
     except ValueError as error:
-        hint = "let layer_idx rise by one from layer to layer, from 0; -1 is the last"
+        hint = "number layers from 0 without gaps, in their order; -1 is the last"
         raise_finding("PIP202", str(error), hint, job.path, "parallel.pipeline")
 
 
@@ -149,7 +151,7 @@ def _stages(job: Job, layers: Sequence[LayerSpec], method: str | None) -> Stages
     units = [[layers[position] for position in group] for group in group_layers([layer.layer_idx for layer in layers])]
     num_stages = job.chunks.stages
     if len(units) < num_stages:
-        message = f"{num_stages} stages, and the model has {len(units)} layers"
+        message = f"{num_stages} stages, but the model has {len(units)} layers"
         raise_finding("PIP201", message, f"at most {len(units)} stages", job.path, "parallel.pipeline")
     if pipeline.stage_ids is not None:
         _check_stage_ids(job, pipeline.stage_ids, len(units))
@@ -214,8 +216,8 @@ def _untrainable(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
     # A rank needs a trained parameter, since its optimizer steps. One of several stages on a rank may have none: it may
     # only reshape images, for example.
     held = stages_name(job.chunks.held_by(groups.coord["pipe"])) if job.mesh.pipe > 1 else "the model"
-    hint = "cut elsewhere (parallel.pipeline method='parameters', or counts), or use fewer stages"
-    message = f"{held} {'have' if job.chunks.num > 1 else 'has'} no parameter that is trained"
+    hint = "partition the layers differently (parallel.pipeline method='parameters', or counts), or use fewer stages"
+    message = f"{held} {'have' if job.chunks.num > 1 else 'has'} no trainable parameter"
     return [finding("PIP203", message, hint, job.path, "parallel.pipeline")]
 
 
@@ -235,7 +237,7 @@ def _misplaced_layers(job: Job, module: nn.Module) -> list[Finding]:
         stage = module.stage_of(int(name.partition(".")[0]))
         if stages.get(index) == stage:
             continue
-        where = f"is of stage {stages[index]}" if index in stages else f"is none of {len(stages) - 1} indices"
+        where = f"belongs to stage {stages[index]}" if index in stages else f"is not one of {len(stages) - 1} indices"
         message = f"layer_idx={index} of {global_name(name, module.layer_names)!r} on stage {stage} {where}"
         hint = "the layers of an nn.Sequential, or of a layers_cfg, have a layer_idx; those within them leave it out"
         findings.append(finding("PIP202", message, hint, job.path, "parallel.pipeline"))
@@ -249,8 +251,8 @@ def _unsharded_parameters(job: Job, module: nn.Module) -> list[Finding]:
     if size == 1 or not plain:
         return []
     names = ", ".join(map(repr, plain[:4])) + (", ..." if len(plain) > 4 else "")
-    message = f"plain parameters, of which {size} tensor ranks would each hold all: {names}"
-    hint = "tensor=1; or layers of dslpar.layers alone: Linear for a matrix, Affine for a learned scale"
+    message = f"plain parameters, which each of {size} tensor ranks would hold whole: {names}"
+    hint = "tensor=1; or use only layers of dslpar.layers: Linear for a matrix, Affine for a learned scale"
     return [finding("TEN111", message, hint, job.path, "model")]
 
 
@@ -268,7 +270,7 @@ def _recomputed_statistics(job: Job, module: nn.Module) -> list[Finding]:
     if job.spec.activation_checkpoint is None or not names:
         return []
     message = f"{names[0]!r} keeps running statistics, which activation checkpointing would update twice per step"
-    hint = "leave activation_checkpoint out, or take a norm without them: GroupNorm, LayerNorm"
+    hint = "leave activation_checkpoint out, or use a norm without them: GroupNorm, LayerNorm"
     key = "activation_checkpoint"
     return [finding("CFG228", message, hint, job.path, key)]
 
@@ -287,6 +289,6 @@ def _refuse_shared_parameters(job: Job, layers: Sequence[LayerSpec]) -> None:
         for name, p in layer.build().named_parameters():
             other, first = home.setdefault(id(p), (stage, f"{layer.name}.{name}"))
             if other != stage:
-                message = f"{first} on stage {other} and {layer.name}.{name} on stage {stage} are one parameter"
+                message = f"{first} on stage {other} and {layer.name}.{name} on stage {stage} are the same parameter"
                 hint = "partition the model so that one stage has both layers, or give each layer its own weight"
                 raise_finding("PIP205", message, hint, job.path, "parallel.pipeline")

@@ -45,7 +45,7 @@ def resolve_user_optimizer(
         raise_finding("CFG225", message, "give a torch.optim.Optimizer, or its class", job.path, "optimizer")
     if not optimizer.param_groups:
         message = "the optimizer holds no parameter of the model on this rank"
-        hint = "make it over the parameters of the model that you give"
+        hint = "create it over the parameters of the model that you pass"
         raise_finding("CFG225", message, hint, job.path, "optimizer")
     _check_complete(job, optimizer, module)
     lr = float(optimizer.param_groups[0]["lr"] if lr is None else lr)
@@ -76,15 +76,17 @@ def _check_complete(job: Job, optimizer: Optimizer, module: nn.Module) -> None:
     missing = [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in optimized]
     if missing:
         message = f"the optimizer leaves out {len(missing)} parameters that have a gradient, such as {missing[0]!r}"
-        hint = "freeze them, p.requires_grad_(False), before dslpar.initialize; or make it over all of them"
+        hint = (
+            "freeze them, p.requires_grad_(False), before dslpar.initialize; or create the optimizer over all of them"
+        )
         raise_finding("CFG225", message, hint, job.path, "optimizer")
 
 
 def _check_shardable(job: Job, target: str) -> None:
     known = elementwise(target) or target in {f"torch.optim.{name}" for name in sections.OPTIMIZERS}
     if job.spec.zero.stage and not known and not job.spec.deepspeed.get("zero_allow_untested_optimizer"):
-        message = f"{target}: not known to update each element by itself, and ZeRO {job.spec.zero.stage} shards tensors"
-        hint = "zero=0, another optimizer, or, if it does, deepspeed=dict(zero_allow_untested_optimizer=True)"
+        message = f"{target} is not known to be elementwise, and ZeRO {job.spec.zero.stage} shards tensors"
+        hint = "zero=0; or another optimizer; or, if it is, deepspeed=dict(zero_allow_untested_optimizer=True)"
         raise_finding("ZER201", message, hint, job.path, "optimizer")
 
 
@@ -93,6 +95,6 @@ def _check_min_lr(job: Job, lr: float) -> None:
     scheduler = job.spec.lr_scheduler
     min_lr = scheduler.min_lr if isinstance(scheduler, sections.LRScheduler) else 0.0
     if min_lr > lr:
-        message = f"min_lr {min_lr} is above lr {lr}, the given optimizer's"
+        message = f"min_lr {min_lr} is above lr {lr} of the given optimizer"
         location = Location(job.path)
         raise DslparError([rule_finding("BAT106", message, f"at most {lr}", location, "lr_scheduler.min_lr")])

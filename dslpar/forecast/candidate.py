@@ -340,7 +340,10 @@ def _context_settings(own: ContextParallel | None, other: ContextParallel | None
 
 
 def _whole(section: TensorParallel | ContextParallel) -> str:
-    """Return a section as config text. Strings have double quotes, because the shell puts the word in single quotes."""
+    """Return a section as config text for a command line.
+
+    Strings have double quotes, because the whole argument is quoted with single quotes.
+    """
     given = {item.name: getattr(section, item.name) for item in fields(section)}
     shown = [
         f'{name}="{value}"' if isinstance(value, str) else f"{name}={value!r}"

@@ -151,7 +151,7 @@ def load(path: str) -> tuple[Constants, Error]:
         read = mapping(parse(file.read()), "the file", "format", "constants")
     if read["format"] != FORMAT:
         raise ValueError(
-            f"its format is {read['format']!r}, and this version of dslpar reads {FORMAT}: calibrate again"
+            f"its format is {read['format']!r}, but this version of dslpar reads {FORMAT}: calibrate again"
         )
     constants = _numbers(read["constants"], "constants", BOUNDS)
     error = _numbers(read.get("error", {}), "error", dict.fromkeys(Error._fields, (0.0, MOST_ERROR)))

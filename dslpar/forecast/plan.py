@@ -135,7 +135,9 @@ def forecast(workload: Workload, machine: Machine) -> Forecast:
 
 
 class Fitting:
-    """Forecasts the workloads of one layout (`dslpar.forecast.candidate.Alike`), and rejects those that thrash.
+    """Forecasts the workloads of one layout (`dslpar.forecast.candidate.Alike`).
+
+    It rejects those that do not fit, or that leave the allocator too little memory to run at full speed.
 
     Values that these workloads share are cached. Only the pipeline ranks that usually need the most memory are tested:
     the first, which has the most micro-batches in flight, the last, which has the head, and the one with the most

@@ -27,7 +27,7 @@ _ANSWER = "yes"
 
 
 class ChatPrompts(NamedTuple):
-    """Chat template for conversations of one user message."""
+    """Chat template for single-turn conversations."""
 
     renderer: Renderer
     answer_ends: str
@@ -39,13 +39,13 @@ class ChatPrompts(NamedTuple):
         """Return the conversation up to the assistant's answer.
 
         Raises:
-            DslparError: the template refuses a conversation of one user message.
+            DslparError: the template refuses a single-turn conversation.
         """
         try:
             return self.renderer.prompt(Conversation([{"role": _USER, "content": prompt}]))
         except ValueError as error:
-            hint = "a template that takes a conversation of one question: data.template"
-            raise_finding("BAT219", f"a conversation of one question: {error}", hint, self.path, "data.template")
+            hint = "set data.template to a template that takes a single-turn conversation"
+            raise_finding("BAT219", f"a single-turn conversation: {error}", hint, self.path, "data.template")
 
 
 def chat_prompts_of(job: Job, tokenizer: str | None = None) -> ChatPrompts:
@@ -63,7 +63,7 @@ def chat_prompts_of(job: Job, tokenizer: str | None = None) -> ChatPrompts:
         data = dataclasses.replace(data, tokenizer=os.path.abspath(tokenizer))
     template = template_of(data, job.path)
     if template.problem:
-        hint = "data.template: a Jinja template, a file with one, or 'chatml'; or leave --chat out"
+        hint = "set data.template to 'chatml', a Jinja template or a file with one; or leave --chat out"
         raise_finding("BAT218", template.problem, hint, job.path, "data.template")
     renderer = Renderer(template, answers_only=False)
     question = {"role": _USER, "content": "?"}
@@ -72,5 +72,5 @@ def chat_prompts_of(job: Job, tokenizer: str | None = None) -> ChatPrompts:
     except TemplateProblemError as error:
         raise_finding("BAT219", str(error), "correct the template", job.path, "data.template")
     except ValueError as error:
-        raise_finding("BAT219", f"a conversation of one question: {error}", "correct it", job.path, "data.template")
+        raise_finding("BAT219", f"a single-turn conversation: {error}", "correct it", job.path, "data.template")
     return ChatPrompts(renderer, whole.rpartition(_ANSWER)[2].strip(), job.path)

@@ -61,8 +61,10 @@ def check_generates(job: Job) -> None:
         generates = model.is_of_transformers and (inputs == DECODER_INPUTS or DECODER_IDS in inputs)
         generates = generates and name.endswith(("CausalLM", "LMHeadModel", "ConditionalGeneration"))
     if not generates:
-        message = f"{name} predicts no next token: nothing can be generated with it"
-        raise_finding("CFG231", message, "dslpar eval RUN, which measures what it has learned", job.path, "model.type")
+        message = f"{name} does not predict next tokens, so it cannot generate text"
+        raise_finding(
+            "CFG231", message, "use dslpar eval RUN, which measures what it has learned", job.path, "model.type"
+        )
 
 
 def max_length(job: Job) -> int | None:
@@ -108,7 +110,9 @@ def _check_prompts(model: InferenceModel, prompts: Sequence[Sequence[int]], opti
         if not prompt:
             findings.append(finding("BAT217", f"prompt {number} has no tokens", "write some text", job.path))
         if wrong := [id for id in prompt if not 0 <= id < vocab_size]:
-            message = f"prompt {number} has the id {wrong[0]}, and the model knows {vocab_size} tokens"
+            message = (
+                f"prompt {number} has the token id {wrong[0]}, outside the model's vocabulary of {vocab_size} tokens"
+            )
             hint = "name the tokenizer that it was trained with: --tokenizer FOLDER"
             findings.append(finding("BAT217", message, hint, job.path))
         wanted = len(prompt) + (options.max_tokens or 1)
@@ -116,7 +120,7 @@ def _check_prompts(model: InferenceModel, prompts: Sequence[Sequence[int]], opti
             left = room - len(prompt)
             hint = f"--max-tokens {left}, or a shorter prompt" if left > 0 else f"a prompt of at most {room - 1} tokens"
             message = (
-                f"prompt {number} has {len(prompt)} tokens, and with what follows {wanted}; the model takes {room}"
+                f"prompt {number} has {len(prompt)} tokens, {wanted} with the new ones, but the model takes {room}"
             )
             findings.append(finding("BAT217", message, hint, job.path))
     if findings:

@@ -78,7 +78,7 @@ def codec_of(job: Job, tokenizer: str | None = None) -> Codec:
     # All parts of a blend have the same vocabulary: the first part that defines one is enough.
     data = next((part for part in parts_of(job.spec.data) if not _is_silent(part)), None)
     if data is None and tokenizer is None:
-        message = "nothing says which tokenizer made the ids of the run's data"
+        message = "the tokenizer that made the ids of the run's data is unknown"
         raise_finding("BAT212", message, "name it: --tokenizer FOLDER", job.path, "data")
     if tokenizer is None and isinstance(data, TokensData):
         tokenizer = _of_token_files(job, absolute_path(job.path, data.path))
@@ -117,7 +117,7 @@ def _of_token_files(job: Job, path: str) -> str | None:
     if beside.exists():
         return str(beside)
     if folder.tokenizer_digest or folder.is_megatron or folder.problem:
-        message = f"nothing says which tokenizer made the token files {path!r}"
+        message = f"the tokenizer that made the token files {path!r} is unknown"
         raise_finding("BAT212", message, "name it: --tokenizer FOLDER", job.path, "data.path")
     return None
 

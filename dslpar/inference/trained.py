@@ -114,10 +114,10 @@ def find_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
     """
     if not path.is_dir():
         hint = "name the output_dir of a run, or a checkpoint"
-        raise_finding("CKP209", f"{str(path)!r} is no folder", hint, str(path))
+        raise_finding("CKP209", f"{str(path)!r} is not a folder", hint, str(path))
     if folder.is_checkpoint(path):
         if name is not None:
-            message = f"{str(path)!r} is a checkpoint itself, and has none of the name {name!r}"
+            message = f"{str(path)!r} is itself a checkpoint, and has no checkpoint {name!r} in it"
             raise_finding("CKP209", message, "leave --checkpoint out, or name the run's folder", str(path))
         return _noted(_opened(path))
     there = folder.list_folders(path / CHECKPOINTS) or folder.list_folders(path)
@@ -151,7 +151,7 @@ def _opened(path: Path) -> Checkpoint:
         hint = "restore it, or name another checkpoint of the run: --checkpoint NAME"
         raise_finding("CKP215", f"{path.name} is corrupted: {folder.MANIFEST}: {error}", hint, str(path))
     if stored.manifest["format"] != FORMAT:
-        message = f"{path} has format {stored.manifest['format']}, and this dslpar reads format {FORMAT}"
+        message = f"{path} has format {stored.manifest['format']}, but this dslpar reads format {FORMAT}"
         code = "CKP220" if stored.manifest["format"] < FORMAT else "CKP204"
         raise_finding(code, message, "use the dslpar that wrote it", str(path))
     return stored

@@ -36,7 +36,7 @@ CODES = {
     ),
     "CFG007": Code("import-cycle", "choose what both files need, move it into a third file, and import it from both"),
     "CFG008": Code("star-import", "write `from ... import ...` with the names that are needed"),
-    "CFG009": Code("unreadable-file", "correct the path: of a text file in UTF-8 that may be read"),
+    "CFG009": Code("unreadable-file", "correct the path: it must name a readable text file in UTF-8"),
     "CFG010": Code("undefined-name", "choose a value: assign it to the name before this line, or import it"),
     "CFG011": Code("bad-override", "correct it: `key.subkey=value`, `key[0]=value`, or `~key.subkey` to delete"),
     "CFG012": Code("duplicate-key", "leave one of the two out: the later one wins", "warning"),

@@ -212,7 +212,7 @@ BUILTIN_HINTS = {
     "type": "write `isinstance(...)`",
 }
 NAME_HINTS = {
-    "__file__": "write the value itself: a path from the working directory on",
+    "__file__": "write the value itself: a path relative to the working directory",
     "math": "write `import math` above",
     "os": "write `import os` above",
 }

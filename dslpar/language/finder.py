@@ -31,7 +31,7 @@ def find_config(name: str, importer: str, home: str = OURS) -> str:
     """
     parts = name.split("/")
     if os.path.isabs(name) or ".." in parts or "\\" in name or "\0" in name:
-        hint = "correct the path: below this folder, one of its parents or the shipped configs, as 'common/train.py' is"
+        hint = "correct the path: below this folder, its parents or the shipped configs, such as 'common/train.py'"
         raise ConfigError("CFG009", f"{name!r} is not a path that a config may read", hint)
     if not name.endswith(".py"):
         raise ConfigError("CFG009", f"{name!r} is not a Python config", "choose a .py file")

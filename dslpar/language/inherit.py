@@ -52,7 +52,7 @@ def inherit(ev: Evaluator, value: Value, location: Location) -> Located:
 
 def _path(name: str, importer: str) -> str:
     if os.path.isabs(name) or "\\" in name or "\0" in name or not name.endswith(".py"):
-        hint = "correct the path: relative to this file, as '../common/train.py' is"
+        hint = "correct the path: it is relative to this file, such as '../common/train.py'"
         raise ConfigError("CFG009", f"{name!r} is not a path of a Python config", hint)
     return os.path.normpath(os.path.join(os.path.dirname(importer) or ".", name))
 

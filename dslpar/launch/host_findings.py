@@ -80,7 +80,7 @@ def _versions(host: Host, report: HostReport, own: Mapping[str, str]) -> Iterato
     if differ:
         theirs = ", ".join(f"{name} {report.versions[name] or '(none)'}" for name in differ)
         ours = ", ".join(f"{name} {own[name] or '(none)'}" for name in differ)
-        yield _other_versions(host, f"has {theirs}, and this host {ours}")
+        yield _other_versions(host, f"has {theirs}, but this host has {ours}")
 
 
 def _files(host: Host, report: HostReport, own: Mapping[str, str]) -> Iterator[Finding]:
@@ -105,7 +105,7 @@ def _accelerators(host: Host, report: HostReport, checks: HostChecks, most: int)
     """
     needed, count = max(host.devices) + 1 if host.devices else host.slots, report.accelerators
     if not checks.on_cpu and most and count < needed:
-        message = f"{host.name} has {count} accelerators, and the hostfile asks for {needed}"
+        message = f"{host.name} has {count} accelerators, but the hostfile asks for {needed}"
         fits = f"slots={count}" if count else "leave it out, or check its driver (nvidia-smi)"
         yield finding("HST206", message, f"{fits}; DS_ACCELERATOR=cpu runs ranks on the CPU", host.slots_location)
 
@@ -134,12 +134,12 @@ def output_not_writable(output_dir: str, reason: str) -> Finding:
 
 _SSH_ERRORS = (
     ("Could not resolve hostname", "has a name that is unknown here", "its address, in the hostfile or in /etc/hosts"),
-    ("Connection refused", "refuses ssh", "start sshd there; another port belongs into ~/.ssh/config"),
+    ("Connection refused", "refuses ssh", "start sshd there; set another port in ~/.ssh/config"),
     ("Host key verification failed", "has an unknown or a changed host key", "ssh {host}, once"),
     ("Permission denied", "accepts no login without a password", "ssh-copy-id {host}"),
-    ("timed out", f"does not answer within {CONNECT_S} s", "is it up, and is this its name in the network?"),
-    ("No route to host", "cannot be reached: no route", "is it up, and is this its name in the network?"),
-    ("Network is unreachable", "cannot be reached: no network", "is this its name in the network?"),
+    ("timed out", f"does not answer within {CONNECT_S} s", "is it up, and is this its name on the network?"),
+    ("No route to host", "cannot be reached: no route", "is it up, and is this its name on the network?"),
+    ("Network is unreachable", "cannot be reached: no network", "is this its name on the network?"),
 )
 """Texts in ssh's error output, each with its meaning and a hint."""
 
@@ -165,7 +165,7 @@ def other_dslpar(host: Host, report: Mapping[str, object]) -> Finding:
     """Return the finding that a host has another dslpar version. Its report has other fields than this version's."""
     versions = report.get("versions")
     version = versions.get("dslpar") if isinstance(versions, dict) else "(unknown)"
-    return _other_versions(host, f"has dslpar {version}, and this host another version")
+    return _other_versions(host, f"has dslpar {version}, but this host has another version")
 
 
 def unreachable(host: Host, message: str, hint: str) -> Finding:

@@ -27,7 +27,7 @@ def _localhost_among_hosts(context: Context) -> Iterator[Finding]:
     loopback = [host for host in context.hosts if host.address in ("localhost", LOCALHOST, "::1")]
     if len(context.hosts) > 1 and loopback:
         message = f"{loopback[0].name} means a different machine on each host, so the others could not reach this host"
-        yield finding("HST207", message, "its name in the network", loopback[0].location)
+        yield finding("HST207", message, "its name on the network", loopback[0].location)
 
 
 def _one_machine_twice(context: Context) -> Iterator[Finding]:
@@ -44,7 +44,7 @@ def _too_few_accelerators(context: Context) -> Iterator[Finding]:
     facts, hosts = context.facts, context.hosts
     runs_here = not hosts or any(host.name in facts.local_hosts for host in hosts)
     if runs_here and 0 < facts.accelerators < context.slots:
-        message = f"{context.slots} ranks on this host, which has {facts.accelerators} accelerators"
+        message = f"{context.slots} ranks on this host, which has only {facts.accelerators} accelerators"
         yield finding("HST206", message, "DS_ACCELERATOR=cpu runs them on the CPU")
 
 

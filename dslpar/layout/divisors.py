@@ -194,7 +194,7 @@ Axes = tuple[str, ...]
 
 
 def cut(key: str, value: int, cuboid: TensorMesh, axes: Axes, code: str) -> Condition:
-    """Return the condition of a size that is sharded over these axes; d and q together are called x."""
+    """Return the divisibility condition of a size sharded over these axes. Its text calls axes d and q together x."""
     named = ("x", *axes[2:]) if axes[:2] == ("d", "q") else axes
     by = ranks(cuboid, axes)
     return Condition(key, value, by, f"{' * '.join(named) or '1'} = {by}", code)

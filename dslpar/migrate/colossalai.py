@@ -72,7 +72,7 @@ def model_type(value: object, view: View, row: Row) -> Outcome:
 def model_name(value: object, view: View, row: Row) -> Outcome:
     """Convert a model given only as a name."""
     made = model_type(value, view, row)
-    return changed(row.to, made.value, "a name alone is no section") if made.fate == "kept" else made
+    return changed(row.to, made.value, "a bare name is not a section") if made.fate == "kept" else made
 
 
 def _or_own(convert: Conversion) -> Conversion:

@@ -170,7 +170,7 @@ def stage_method(value: object, view: View, row: Row) -> Outcome:
     if value in ("uniform", "parameters"):
         return row.as_is(value)
     if value == "type:transformer|mlp":
-        return dropped("GPT-NeoX's default divides the blocks evenly, and dslpar's by cost")
+        return dropped("GPT-NeoX's default divides the blocks evenly, but dslpar's divides them by cost")
     return needed("it matches names of GPT-NeoX's classes: dslpar has 'cost', 'uniform' and 'parameters'", row.to)
 
 

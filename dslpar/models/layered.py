@@ -135,7 +135,7 @@ class LayeredModel(ABC):
     """Whether every rank of a pipeline has built all modules of `built`, not only those of its stages."""
 
     def built(self, groups: Groups) -> Mapping[str, nn.Module]:
-        """Return the modules that are built already, by global name; by default none, since specs build the layers."""
+        """Return the modules that are already built, by global name; by default none, since specs build the layers."""
         return {}
 
     def after_step(self, module: nn.Module, progress: float) -> None:

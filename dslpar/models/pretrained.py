@@ -55,7 +55,7 @@ def read_config(path: str) -> dict[str, Any]:
     try:
         found = json.loads(file.read_bytes())
         if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:
         why = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
         raise DslparError([finding("CKP205", f"cannot read {file}: {why}", HINT, path)]) from error
@@ -200,8 +200,8 @@ class PretrainedWeights(NamedTuple):
         shape = (sum(lengths), *_shape(slices[0], self.sources[0])[1:])
         if shape != placement.shape:
             names = ", ".join(source.name for source in self.sources)
-            message = f"{names} in {self.folder.path} has shape {shape}, and the model needs {placement.shape}"
-            raise_finding("CKP207", message, "the config.json of the same folder", str(self.folder.path))
+            message = f"{names} in {self.folder.path} has shape {shape}, but the model needs {placement.shape}"
+            raise_finding("CKP207", message, "use the config.json of the same folder", str(self.folder.path))
         rest = [_range(placement, coord, dim) for dim in range(1, len(shape))]
         parts = [
             _read(slices[number], self.sources[number], [slice(begin, end), *rest])

@@ -73,14 +73,14 @@ def read(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise CertificateError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:
-        raise CertificateError(f"{path} is no JSON") from None
+        raise CertificateError(f"{path} is not valid JSON") from None
     missing = [key for key in _KEYS if not isinstance(value, dict) or key not in value]
     if missing:
-        raise CertificateError(f"{path} is no certificate of dslpar prove: it has no {', '.join(missing)}")
+        raise CertificateError(f"{path} is not a certificate of dslpar prove: it has no {', '.join(missing)}")
     wrong = [key for key, kind in _TYPES.items() if not isinstance(value[key], kind)]
     if wrong or not isinstance(value["layout"].get("world_size"), int):
         raise CertificateError(
-            f"{path} is no certificate of dslpar prove: {', '.join(wrong) or 'world_size'} has the wrong type"
+            f"{path} is not a certificate of dslpar prove: {', '.join(wrong) or 'world_size'} has the wrong type"
         )
     return value  # type: ignore[no-any-return]
 
@@ -110,11 +110,11 @@ def outdated(certificate: Mapping[str, Any], config: Config, world_size: int | N
     if world_size is not None and world != world_size:
         reasons.append(f"it is for a world size of {world}, not {world_size}")
     if digest(config, world) != certificate["config_sha256"]:
-        reasons.append(f"{config.path}, with its imports and overrides, has changed since")
+        reasons.append(f"{config.path}, or one of its imports or overrides, has changed since")
     stored = certificate["versions"]
     own = versions(transformers="transformers" in stored)
     reasons += [
-        f"it was made with {name} {stored.get(name)}, and {own[name]} is installed"
+        f"it was made with {name} {stored.get(name)}, but {own[name]} is installed"
         for name in own
         if stored.get(name) != own[name]
     ]

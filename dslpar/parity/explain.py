@@ -115,7 +115,7 @@ def explain_gradient(name: str, gradients: Pieces, true: Tensor, matches: float 
         return FirstDifference(name, None, None, f"the gradient of {name} is zero")
     if ratio is not None:
         return FirstDifference(name, ratio, None, f"the gradient of {name} is {_times(ratio)} what it should be")
-    return FirstDifference(name, None, None, f"the gradient of {name} is wrong, and no one sum or order explains it")
+    return FirstDifference(name, None, None, f"the gradient of {name} is wrong, and no single sum or order explains it")
 
 
 def _times(ratio: float) -> str:
@@ -184,10 +184,10 @@ def _orders(name: str, gradients: Pieces) -> Iterator[_Hypothesis]:
             size = mesh.sizes[axis]
             for shift in range(1, size):
                 moved = _moved(pieces, mesh, lambda coord, a=axis, n=size, k=shift: {a: (coord[a] + k) % n})
-                yield _Hypothesis(axis, f"its pieces lie in another order along {axis}", moved)
+                yield _Hypothesis(axis, f"its shards are in the wrong order along {axis}", moved)
         for one, other in combinations(used, 2):
             moved = _moved(pieces, mesh, lambda coord, a=one, b=other: _exchanged(coord, mesh, a, b))
-            says = f"its dim is cut by {other} and then {one}, which should be the other way round"
+            says = f"its dim is sharded over {other} and then {one}, which should be the other way round"
             yield _Hypothesis(f"{one} and {other}", says, moved)
 
 

@@ -167,7 +167,7 @@ class Comparison:
             where = "only under the layout" if holders else "only on one process"
             return FirstDifference(name, None, None, f"{name} has a gradient {where}")
         if sum(4 * math.prod(piece.shape) for piece in holders.values()) > EXPLAINED_BYTES:
-            says = "its pieces are too large to gather on rank 0: dslpar prove without --on-devices can explain it"
+            says = "its shards are too large to gather on rank 0: dslpar prove without --on-devices can explain it"
             return FirstDifference(name, None, None, f"the gradient of {name} is wrong, and {says}")
         piece = self._own_piece(own[name]) if name in own else None
         held: list[dict[str, Held]] = [{} for _ in by_rank]

@@ -123,12 +123,12 @@ def train(
     torch.manual_seed(job.spec.train.seed)
     groups = Groups(Mesh(), rank=0)
     built = build_module(model, groups, job.spec.train.seed)
-    lost = ["dropout: its rates are 0, since each rank draws masks for its own piece"] * disable_dropout(built)
+    lost = ["dropout: its rates are 0, because each rank draws masks for its own shard"] * disable_dropout(built)
     if takes_batch_statistics(built):
         lost.append("running statistics of batch norms: buffers are not compared")
     samples = samples_of(built)
     if samples.num_samples < job.batch.global_size:
-        message = f"a step takes {job.batch.global_size} samples, and there are {samples.num_samples}"
+        message = f"a step takes {job.batch.global_size} samples, but there are {samples.num_samples}"
         raise_finding("BAT210", message, "give more samples", job.path, "data")
     order = [name for name, _ in built.named_parameters()]
     initial = {name: value.detach().clone() for name, value in built.state_dict().items()}
@@ -197,7 +197,7 @@ def _check_stable(job: Job, curves: Sequence[Curve], bounds: Mapping[str, float]
         return
     share = f"{bounds[worst] / largest:.0e} of the largest gradient" if is_finite else "without a bound"
     message = f"rounding in float32 changes the gradient of {worst} so much that a mistake could hide in it: {share}"
-    hint = "choose another seed, train.seed=1, or a smaller optimizer.lr; a router of experts may have changed sides"
+    hint = "choose another seed, train.seed=1, or a smaller optimizer.lr; a router may have chosen other experts"
     raise_finding("PRE234", message, hint, job.path, "model")
 
 
@@ -345,10 +345,10 @@ class _Run:
         curve.norms.append(norm)
 
     def _growth(self, name: str, gradient: Tensor) -> float:
-        """Return the ratio of a gradient's largest element to its largest element in the first step, at least 1.
+        """Return how many times larger a gradient's largest element is than in the first step; at least 1.
 
-        Shifts are multiplied by it: bounds come from the first step, but rounding errors grow with a gradient. MoCo's
-        gradients grow threefold in three steps.
+        Shifts are multiplied by this factor, because their bounds come from the first step, but rounding errors grow
+        with the gradient. MoCo's gradients grow threefold in three steps.
         """
         largest = float(gradient.abs().max())
         first = self.largest.setdefault(name, largest)

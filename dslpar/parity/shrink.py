@@ -366,7 +366,7 @@ def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, lis
         changes.append(Change("activation_checkpoint.interval", checkpointing.interval, 2))
         checkpointing = replace(checkpointing, interval=2)
     if job.mesh.tensor.symmetric_memory:
-        lost.append("symmetric memory: it needs GPUs, so tokens came around rings")
+        lost.append("symmetric memory: it needs GPUs, so tokens were sent around rings")
     data = _data(spec, seq_len, lost)
     spec = replace(
         spec,

@@ -138,7 +138,7 @@ def _small_family(model: Model, cuboids: Sequence[TensorMesh], num_layers: int |
     changes = tuple(
         Change(f"model.{name}", known[name], value) for name, value in grown.items() if known[name] != value
     )
-    lost = ("the weights of model.pretrained: they are drawn",) if known.get("pretrained") else ()
+    lost = ("the weights of model.pretrained: random weights are used",) if known.get("pretrained") else ()
     return SmallModel(replace(model, **grown), changes, lost)
 
 
@@ -290,7 +290,7 @@ def _small_transformers(
         for name, value in grown.items()
         if values.get(name) != value
     )
-    lost = ("the weights of model.pretrained: they are drawn",) if "pretrained" in model.args else ()
+    lost = ("the weights of model.pretrained: random weights are used",) if "pretrained" in model.args else ()
     return SmallModel(small, changes, lost)
 
 

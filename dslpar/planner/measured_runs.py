@@ -84,6 +84,6 @@ def _step_s(path: Path) -> float:
     counted = [record.get("step_s") for record in records[FIRST_STEPS:] if not record.get("skipped")]
     taken = [seconds for seconds in counted if isinstance(seconds, int | float) and seconds > 0]
     if len(taken) < FEWEST_STEPS:
-        few = f"{len(taken)} steps after the first {FIRST_STEPS}, and {FEWEST_STEPS} are needed"
+        few = f"{len(taken)} steps after the first {FIRST_STEPS}, but {FEWEST_STEPS} are needed"
         raise NoMeasurementError(f"{path}: {few}")
     return float(median(taken))

@@ -32,6 +32,7 @@ from dslpar.layers.operand_shardings import Role
 from dslpar.layers.parameter import ZEROS, parameter
 from dslpar.policies import attention_outside_interface, dropout, experts, modules, probe, tables
 from dslpar.policies.attention import SDPA
+from dslpar.policies.errors import NEEDS_OWN_CODE
 from dslpar.policies.latent import FromLatent, LatentEntrance
 from dslpar.policies.lora import Adapters
 from dslpar.policies.vector_gradients import coalesce_vector_gradients
@@ -163,8 +164,10 @@ class _Application:
         if isinstance(module, nn.Embedding) and module.embedding_dim == hidden:
             return tables.Rows(groups, module, sources)
         for each, p in module.named_parameters(recurse=False):
-            message = f"{name}.{each} {tuple(p.shape)} of {type(module).__name__}: nothing says how it is cut"
-            hint = f"name {name!r} in a policy, or report the model: it needs a rule of its own"
+            message = (
+                f"{name}.{each} {tuple(p.shape)} of {type(module).__name__}: the policy does not say how to shard it"
+            )
+            hint = f"name {name!r} in a policy; or {NEEDS_OWN_CODE}"
             self.findings.append(finding("TEN234", message, hint, key="model.policy"))
         return None
 

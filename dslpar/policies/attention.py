@@ -42,6 +42,7 @@ from dslpar.layers.dropout import shard_rng, shard_seed
 from dslpar.layers.kv_cache import cache_in_use, first_position
 from dslpar.layers.upcast import upcast
 from dslpar.layout.attention_blocks import Pattern
+from dslpar.policies.errors import NEEDS_OWN_CODE
 
 IMPLEMENTATION = "dslpar"
 """Name of dslpar's functions in transformers' registries."""
@@ -197,8 +198,10 @@ def _attend(
     if is_cut:
         return _attend_pieces_of_sequences(module, groups, (q, k, v), mask, dropout, kwargs), None
     if unknown := [name for name in kwargs.keys() - _KNOWN_OF_WHOLE if kwargs[name] is not None]:
-        message = f"{type(module).__name__} attends with {', '.join(unknown)}, which dslpar's attention does not know"
-        raise_finding("TEN235", message, "report the model: it needs a rule of its own", key="model.type")
+        message = (
+            f"{type(module).__name__} attends with {', '.join(unknown)}, which dslpar's attention does not support"
+        )
+        raise_finding("TEN235", message, NEEDS_OWN_CODE, key="model.type")
     if cache := cache_in_use():
         k, v = cache.extended(module, k, v)
     if isinstance(mask, Recipe):
@@ -238,7 +241,7 @@ def _refuse_beyond_flash(module: nn.Module, is_cut: bool, kwargs: Mapping[str, A
         "with sinks": kwargs.get("s_aux") is not None,
     }
     if why := next((why for why, holds in reasons.items() if holds), ""):
-        message = f"{type(module).__name__} attends {why}, which torch's FlashAttention kernel does not"
+        message = f"{type(module).__name__} attends {why}, which torch's FlashAttention kernel does not support"
         raise_finding("TEN235", message, f"attn_implementation={SDPA!r}", key="model.config.attn_implementation")
 
 
@@ -255,7 +258,7 @@ def _flash_alone(module: nn.Module, q: Tensor, mask: Tensor | None, dropout: flo
             with_what = [*["a mask"] * (mask is not None), *["dropout"] * (dropout > 0)]
             what = f" with {' and '.join(with_what)}" if with_what else ""
             message = f"{type(module).__name__}: torch has no FlashAttention kernel for {q.dtype} on {q.device}{what}"
-            hint = f"attn_implementation={SDPA!r}, which takes the kernel that there is"
+            hint = f"attn_implementation={SDPA!r}, which uses any kernel that is available"
             raise_finding("TEN235", message, hint, key="model.config.attn_implementation")
 
 
@@ -332,7 +335,7 @@ def _refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any]
         message = (
             f"{name} attends with {', '.join(reasons)}, and {_SPLIT} supports only causal masks, windows and padding"
         )
-        raise_finding("TEN235", message, "a layout that attends to whole sequences", key="parallel.context")
+        raise_finding("TEN235", message, "use a layout that keeps sequences whole", key="parallel.context")
 
 
 AttentionInterface.register(IMPLEMENTATION, _attend)

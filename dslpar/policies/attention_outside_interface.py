@@ -41,7 +41,7 @@ def fit_arguments(region: nn.Module, groups: Groups, by_head: Sequence[str], num
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if groups.axis(*cuts.sequence).size > 1:
             message = f"{type(module).__name__} computes its scores itself over whole sequences, which this mode splits"
-            raise_finding("TEN235", message, "another tensor mode", key="parallel.tensor")
+            raise_finding("TEN235", message, "use another tensor mode", key="parallel.tensor")
         x: Tensor = args[0]
         fitted: dict[str, Tensor | None]
         fitted = {name: piece(value, len(x)) for name, value in kwargs.items() if name in by_head}

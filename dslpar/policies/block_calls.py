@@ -22,6 +22,7 @@ from dslpar.layers import placement
 from dslpar.layers.kv_cache import first_position
 from dslpar.policies import padding
 from dslpar.policies.attention import DOCUMENTS
+from dslpar.policies.errors import NEEDS_OWN_CODE
 from dslpar.policies.skeleton import Skeleton
 from dslpar.policies.stand_ins import is_rotary, tensors
 from dslpar.schema.policy import DECODER_INPUTS
@@ -74,10 +75,9 @@ class BlockCalls:
     def check_mask(self, mask: Tensor | None) -> None:
         """Raise DslparError for a mask of document numbers if the forward would compute with it as with padding."""
         if mask is not None and mask.dtype == DOCUMENTS and self.mask_use.anything:
-            message = (
-                f"{type(self.skeleton.model).__name__} computes with padding masks, and cannot take a mask of documents"
-            )
-            raise_finding("TEN223", message, "one document per sample, and no mask of int32")
+            name = type(self.skeleton.model).__name__
+            message = f"{name} computes with padding masks, so it cannot take a mask of documents"
+            raise_finding("TEN223", message, "use one document per sample, without an int32 mask")
 
     @torch.no_grad()
     def _record(self, part: Any, groups: Groups, like: Tensor, mask: Tensor | None) -> Calls:
@@ -95,7 +95,9 @@ class BlockCalls:
         for name, blocks in zip(self.policy.blocks, lists, strict=True):
             for number, (earlier, block) in enumerate(pairwise(blocks), 1):
                 if block.input is not earlier.gave:
-                    message = "the forward around the blocks changes the residual between the block before and this one"
+                    message = (
+                        "the forward around the blocks changes the residual between the previous block and this one"
+                    )
                     _refuse(f"{name}.{number}: {message}")
         calls = [[block.call for block in blocks] for blocks in lists]
         if any(call.get("past_key_values") is not None for of_list in calls for call in of_list):
@@ -135,7 +137,7 @@ class BlockCalls:
         self.skeleton.run(part, x, length, **given)
         for number, (block, call) in enumerate(zip(part.get_submodule(name), others, strict=True)):
             if not all(map(torch.equal, self._tensors(block.call), self._tensors(call))):
-                _refuse(f"{name}.{number}: its arguments depend on the residual, of which a rank has a piece")
+                _refuse(f"{name}.{number}: its arguments depend on the residual, of which a rank has only a shard")
 
     def _tensors(self, call: Mapping[str, Any]) -> list[Tensor]:
         """Return the tensors among a block's arguments, except activations that layers pass on with the residual."""
@@ -151,4 +153,4 @@ def whole_length(groups: Groups | None, residual: Tensor) -> int:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
+    raise_finding("TEN234", message, NEEDS_OWN_CODE, key="model.type")

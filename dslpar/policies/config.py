@@ -12,6 +12,7 @@ from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.models.pretrained import read_config
 from dslpar.policies.derive import derive
+from dslpar.policies.errors import NEEDS_OWN_CODE
 from dslpar.schema.policy import Policy, match
 from dslpar.schema.transformers_policies import DERIVED
 
@@ -32,7 +33,9 @@ def config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
     if pretrained is not None:
         read_config(pretrained)
         if config is not None and not isinstance(config, Mapping):
-            raise_finding("CFG223", "a config beside pretrained= is a dict of what differs", "dict(...)", key="model")
+            raise_finding(
+                "CFG223", "with pretrained=, the config must be a dict of what differs", "dict(...)", key="model"
+            )
         return cls.config_class.from_pretrained(pretrained, local_files_only=True, **(config or {}))
     if config is None:
         raise_finding("CFG223", f"{cls.__name__} without a config", "config=dict(...), or pretrained='folder'")
@@ -62,9 +65,11 @@ def check_table(model: Any, policy: Policy) -> None:
         return
     table, hidden = model.get_input_embeddings(), getattr(model.config, "hidden_size", None)
     if isinstance(table, nn.Embedding) and hidden and table.embedding_dim != hidden:
-        message = f"{type(model).__name__}: its table has {table.embedding_dim} features, and its blocks have {hidden}"
+        message = (
+            f"{type(model).__name__}: its embedding has {table.embedding_dim} features, but its blocks have {hidden}"
+        )
         is_named = hasattr(model.config, "word_embed_proj_dim")
-        hint = f"word_embed_proj_dim={hidden}" if is_named else "report the model: it needs a rule of its own"
+        hint = f"word_embed_proj_dim={hidden}" if is_named else NEEDS_OWN_CODE
         raise_finding("TEN234", message, hint, key="model.config")
 
 

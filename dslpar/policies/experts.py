@@ -41,6 +41,7 @@ from dslpar.layers import placement
 from dslpar.layers.operand_shardings import Role
 from dslpar.layers.parameter import ZEROS, Layer, parameter
 from dslpar.layers.placement import Placement
+from dslpar.policies.errors import NEEDS_OWN_CODE
 from dslpar.policies.modules import Source, call_with
 
 _PROJECTIONS = ("gate_up_proj", "down_proj")
@@ -113,8 +114,8 @@ class Experts(Layer):
         own: Any = module
         shapes = {each: tuple(p.shape) for each, p in module.named_parameters()}
         if set(shapes) != set(_PROJECTIONS) or not all(len(shape) == 3 for shape in shapes.values()):
-            message = f"{name} of {type(module).__name__} holds {shapes}, and not the weights of gated experts"
-            raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
+            message = f"{name} of {type(module).__name__} holds {shapes}, not the weights of gated experts"
+            raise_finding("TEN234", message, NEEDS_OWN_CODE, key="model.type")
         index, count = placement.piece(groups.tensor, groups.coord, sharing_axes(groups))
         num_experts = own.num_experts
         self.share_of_experts = -(-num_experts // count)
@@ -157,8 +158,8 @@ class SharedExpertLinear(Layer):
     def __init__(self, groups: Groups, linear: nn.Linear, name: str, role: Role) -> None:
         super().__init__(groups)
         if getattr(linear, "bias", None) is not None:
-            message = f"{name}.bias: of linears of a shared expert, only those without a bias are known"
-            raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
+            message = f"{name}.bias: linears of a shared expert are supported only without a bias"
+            raise_finding("TEN234", message, NEEDS_OWN_CODE, key="model.type")
         at = _placed(groups, tuple(linear.weight.shape), 0 if role == "inward" else 1)
         self.weight = parameter(at, ZEROS)
         self.sources = {"weight": (Source(f"{name}.weight"),)}

@@ -65,7 +65,7 @@ class Adapters:
         ]
         for name in sorted(self.targets - can):
             cls = type(model.get_submodule(name)).__name__
-            message = f"{name} ({cls}) cannot have an adapter: it is no linear that reads the residual or adds to it"
+            message = f"{name} ({cls}) cannot have an adapter: it is not a linear that reads the residual or adds to it"
             legal = ", ".join(map(repr, sorted({each.rpartition(".")[2] for each in can})))
             problems.append(finding("CFG223", message, f"choose from {legal}", key="model.lora.target_modules"))
         if is_tied and any(isinstance(model.get_submodule(name), nn.Embedding | nn.Linear) for name in saved):

@@ -35,7 +35,7 @@ from dslpar.policies.chain import Chain
 from dslpar.policies.config import check_settings, check_table, config_of, lists_of_blocks, proven_policy
 from dslpar.policies.constructed import fill_buffers
 from dslpar.policies.derive import derive
-from dslpar.policies.errors import as_findings
+from dslpar.policies.errors import NEEDS_OWN_CODE, as_findings
 from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.lora import Adapters, as_lora
 from dslpar.policies.loss import ModelLoss, OwnLoss, vocabulary_loss, whole_loss
@@ -79,7 +79,7 @@ class HuggingFaceModel(LayeredModel):
         has_door = getattr(cls, "_supports_attention_backend", False) or _REGISTRY in vars(sys.modules[cls.__module__])
         if not has_door and not (written and (written.own_attention or not written.regions)):
             message = f"{cls.__name__}: its attention does not go through transformers' interface"
-            raise_finding("TEN234", message, "a family of docs/transformers.md", key="model.type")
+            raise_finding("TEN234", message, "use a family of docs/transformers.md", key="model.type")
         self.attention = attention.implementation_of(config)
         if self.attention == attention.FLASH and written and written.own_attention:
             message = f"{cls.__name__} computes its scores itself, and uses no kernel"
@@ -89,7 +89,7 @@ class HuggingFaceModel(LayeredModel):
         self.config = self.model.config
         prefix, stored = self.model.base_model_prefix, Saved(self.model).stored
         self.folder = None if pretrained is None else Folder(pretrained, prefix, stored)
-        with as_findings(f"{cls.__name__}: to derive a policy"):
+        with as_findings(f"{cls.__name__}: deriving a policy"):
             self.policy = written or (derive(self.model) if policy == "derived" else proven_policy(self.model))
         self.policy = replace(self.policy, blocks=lists_of_blocks(self.model, self.policy.blocks))
         check_settings(cls.__name__, self.config, self.policy)
@@ -102,7 +102,7 @@ class HuggingFaceModel(LayeredModel):
         self.adapters = None if given is None else Adapters(given, self.model, self.policy, is_tied=is_tied)
         uncalled = self.skeleton.outline.uncalled
         if uncalled:
-            message = f"{', '.join(uncalled)}: its forward never calls it, and it holds weights"
+            message = f"{', '.join(uncalled)}: the model's forward never calls it, but it holds weights"
             held = {
                 f"{name}.{own}" for name in uncalled for own, _ in self.model.get_submodule(name).named_parameters()
             }
@@ -209,11 +209,11 @@ class HuggingFaceModel(LayeredModel):
             for cuts in (placement.residual_cuts, placement.inner_cuts)
         ]
         if not self.policy.regions and tensor.size > 1:
-            message = f"nothing of {name} can be cut, and parallel.tensor gives it {tensor.size} ranks"
-            raise_finding("TEN235", message, "data and pipeline ranks", key="parallel.tensor")
+            message = f"no layer of {name} can be sharded, but parallel.tensor gives it {tensor.size} ranks"
+            raise_finding("TEN235", message, "use data and pipeline parallelism instead", key="parallel.tensor")
         if self.policy.grid and max(sizes) > 1:
             message = f"{name} arranges tokens on a grid, but mode {tensor.mode!r} with these settings splits sequences"
-            raise_finding("TEN235", message, "a tensor mode that keeps sequences whole", key="parallel.tensor")
+            raise_finding("TEN235", message, "use a tensor mode that keeps sequences whole", key="parallel.tensor")
 
     # ---- parts ----
 
@@ -224,7 +224,7 @@ class HuggingFaceModel(LayeredModel):
         factor = probe.factor_of(table)
         if factor is None:
             message = f"{name} of {type(table).__name__} does more than look rows up and scale them"
-            raise DslparError([finding("TEN234", message, "report the model: it needs a rule of its own")])
+            raise DslparError([finding("TEN234", message, NEEDS_OWN_CODE)])
         made = tables.Table(groups, table, factor, {"weight": (modules.Source(f"{name}.weight"),)})
         return self._with_init(made)
 
@@ -258,7 +258,7 @@ class HuggingFaceModel(LayeredModel):
         is_whole = piece.place in self.policy.whole
         for name in piece.around:
             if not is_whole:
-                message = f"{name}, around its blocks, has parameters of its own, which the policy does not shard"
+                message = f"{name}, which contains blocks, also has its own parameters, which the policy does not shard"
                 raise_finding("TEN234", message, f"whole=[{piece.place!r}] in a policy", key="model.policy")
             make_whole(setting.groups, part.get_submodule(name), name, recurse=False)
         for name in piece.leaves:
@@ -307,8 +307,8 @@ class HuggingFaceModel(LayeredModel):
 def _with_findings(spec: LayerSpec) -> LayerSpec:
     """Return the layer with `build` and `forward` whose errors become findings that name the layer."""
     assert spec.forward is not None
-    build = as_findings(f"{spec.name}: to put pieces in place")(spec.build)
-    forward = as_findings(f"{spec.name}, on its piece,")(spec.forward)
+    build = as_findings(f"{spec.name}: sharding the layer")(spec.build)
+    forward = as_findings(f"{spec.name}, on its shard,")(spec.forward)
     return replace(spec, build=build, forward=forward, skips_init=True)
 
 

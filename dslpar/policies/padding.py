@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dslpar.core.catalog import raise_finding
+from dslpar.policies.errors import NEEDS_OWN_CODE
 from dslpar.policies.probe import on_cpu
 from dslpar.policies.skeleton import Skeleton
 from dslpar.policies.stand_ins import BlockStandIn, LeafStandIn
@@ -46,8 +47,10 @@ def mask_use(found: Skeleton) -> MaskUse:
     positions = not _equal(with_mask, _seen(found, arange, mask))
     if positions and not _equal(with_mask, _seen(found, None, mask, _LENGTH // 2)):
         name = type(found.model).__name__
-        message = f"{name} computes positions from the padding mask and the residual's length, which may be split"
-        raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
+        message = (
+            f"{name} computes positions from the padding mask and the residual's length, but the residual may be split"
+        )
+        raise_finding("TEN234", message, NEEDS_OWN_CODE, key="model.type")
     return MaskUse(True, positions)
 
 

@@ -42,8 +42,8 @@ class Parts:
         names = {module: name for name, module in model.named_modules()}
         is_decoder = self.policy.inputs == DECODER_INPUTS
         if is_decoder and not (isinstance(embeddings, nn.Embedding) and isinstance(head, nn.Linear)):
-            message = f"{type(model).__name__} has no table of tokens, or no linear head"
-            raise_finding("TEN234", message, "name a class for causal language modelling", key="model.type")
+            message = f"{type(model).__name__} has no token embedding, or no linear head"
+            raise_finding("TEN234", message, "use a class for causal language modelling", key="model.type")
         table = names[embeddings] if isinstance(embeddings, nn.Embedding) else ""
         return table, names[head] if isinstance(head, nn.Linear) else ""
 

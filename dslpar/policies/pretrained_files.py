@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from dslpar.core.catalog import raise_finding
 from dslpar.models.pretrained import StoredPart
+from dslpar.policies.errors import NEEDS_OWN_CODE
 
 
 class View(NamedTuple):
@@ -90,9 +91,9 @@ class Saved:
             view = found and _view(*found, tensor)
             if view is None:
                 message = (
-                    f"{type(self.model).__name__}: its files hold {name!r}, which is no part of one of its weights"
+                    f"{type(self.model).__name__}: its files hold {name!r}, which is not a part of any of its weights"
                 )
-                raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
+                raise_finding("TEN234", message, NEEDS_OWN_CODE, key="model.type")
             views[name] = view
         return views
 

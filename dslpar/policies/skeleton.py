@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.policies.attention import Recipe
+from dslpar.policies.errors import NEEDS_OWN_CODE
 from dslpar.policies.parts import Parts
 from dslpar.policies.probe import on_cpu
 from dslpar.policies.stand_ins import LeafStandIn, is_rotary, tensors
@@ -137,10 +138,12 @@ class Skeleton(Parts):
         lists = range(len(self.blocks))
         if any(trial.order.count(number) != 1 for number in lists):
             message = f"{type(self.model).__name__}: its forward does not call each of its blocks once"
-            raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
+            raise_finding("TEN234", message, NEEDS_OWN_CODE, key="model.type")
         if [each for each in trial.order if each in lists] != [*lists]:
             message = f"{type(self.model).__name__}: {', '.join(self.blocks)} do not run in this order"
-            raise_finding("TEN234", message, "name the lists of blocks as they run", key="model.policy")
+            raise_finding(
+                "TEN234", message, "name the lists of blocks in the order in which they run", key="model.policy"
+            )
 
     def _pieces(self, trial: _Trial, lookups: Sequence[tuple[str, str, int]], tables: set[str]) -> list[Piece]:
         leaves = dict(self.leaves(self.bare))
@@ -182,19 +185,18 @@ class Skeleton(Parts):
     def _check_leaves(self, model: nn.Module, pieces: Sequence[Piece]) -> None:
         """Raise DslparError if a module with weights belongs to two pieces, or a buffer has no values."""
         problems = [
-            f"{name} is a buffer, and its value is made where the model is constructed"
+            f"{name} is a buffer whose value is computed in the model's constructor"
             for name, buffer in model.named_buffers()
             if buffer.is_meta
         ]
         called = [name for piece in pieces for name in (*piece.leaves, *piece.around)]
         problems += [
-            f"{name}: its forward calls it before blocks and after them, and it holds weights"
+            f"{name}: the model's forward calls it both before and after blocks, and it holds weights"
             for name in dict.fromkeys(called)
             if called.count(name) > 1 and list(self.bare.get_submodule(name).parameters())
         ]
         if problems:
-            hint = "report the model: it needs a rule of its own"
-            raise DslparError([finding("TEN234", message, hint, key="model.type") for message in problems])
+            raise DslparError([finding("TEN234", message, NEEDS_OWN_CODE, key="model.type") for message in problems])
 
     @property
     def _mask_inputs(self) -> Sequence[str]:
@@ -209,8 +211,8 @@ class Skeleton(Parts):
             if self.made_up(module.name) is not None and module.input is not None:
                 of = next((name for name, value in trial.inputs.items() if module.input is value), None)
                 if of is None:
-                    message = f"{module.name} looks up something else than an input of the batch"
-                    raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
+                    message = f"{module.name} looks up something other than an input of the batch"
+                    raise_finding("TEN234", message, NEEDS_OWN_CODE, key="model.type")
                 at = trial.order.index(module.name)
                 found.append((module.name, of, sum(at > begin for begin in trial.entered)))
         return sorted(found, key=lambda each: trial.order.index(each[0]))

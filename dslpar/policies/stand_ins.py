@@ -93,7 +93,7 @@ class LeafStandIn(StandIn):
         self.original = (module,)  # in a tuple, so that its weights are not registered here
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        """Return `output` if it is set; else zeros for a table, None for a rotary embedding, or the input."""
+        """Return `output` if it is set; otherwise zeros for an embedding, None for rotary positions, or the input."""
         if self.calls is not None:
             self.calls.append(self.name)
         x: Tensor = args[0] if args else next(iter(kwargs.values()))

@@ -177,7 +177,7 @@ def _seq_len(subject: Subject) -> InferredValue | None:
         keys = model.LENGTH_KEYS
         return InferredValue(length, f"the model's {' and '.join(keys)}", tuple(f"model.{key}" for key in keys))
     config = model.transformers
-    assert config is not None, "nothing else tells a length"
+    assert config is not None, "nothing else sets a length"
     name = config.key("positions")
     if config.given("positions") == "file":
         return InferredValue(length, f"{name} of the folder's config.json", ("model.pretrained",))

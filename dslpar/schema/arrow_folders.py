@@ -52,11 +52,11 @@ def read_arrow_folder(path: str, split: str | None = None) -> ArrowFolder:
             splits = tuple(text(name, "splits") for name in names)
             name = split or "train"
             if name not in splits:
-                problem = f"it has the splits {', '.join(splits)}, and no {name!r}"
+                problem = f"it has the splits {', '.join(splits)}, but no {name!r}"
                 return ArrowFolder(path, splits=splits, problem=problem, is_split=True)
             return _read_split(os.path.join(path, name))._replace(splits=splits)
         if not os.path.isfile(os.path.join(path, STATE)):
-            return ArrowFolder(path, problem=f"it is no folder that save_to_disk wrote: it has no {STATE}")
+            return ArrowFolder(path, problem=f"it is not a folder that save_to_disk wrote: it has no {STATE}")
         if split is not None:
             return ArrowFolder(path, problem=f"it has no splits, and no {split!r}", is_split=True)
         return _read_split(path)

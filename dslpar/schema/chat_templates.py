@@ -102,7 +102,7 @@ def _read(path: str) -> Template:
         data = read_bounded(path, _MAX_BYTES)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         return Template(path=path, problem=f"cannot read the template {path!r}: {reason}")
     if len(data) > _MAX_BYTES:
         return Template(path=path, problem=f"the template {path!r} is longer than {_MAX_BYTES:,} bytes")

@@ -29,7 +29,7 @@ _SPEAKERS: Mapping[str, str] = {
 }
 """Speaker in ShareGPT's form -> role."""
 _EXPECTED = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
-HINT = f"write a conversation a line: {_EXPECTED}"
+HINT = f"write one conversation per line: {_EXPECTED}"
 
 
 class Conversation(NamedTuple):
@@ -66,7 +66,7 @@ def read_lines(path: str, max_bytes: int = -1) -> Iterator[Line]:
             except StopIteration:
                 return
             except zlib.error as error:  # gzip's other errors are OSErrors, this one is not
-                raise OSError(f"it is no gzip file, or a damaged one: {error}") from None
+                raise OSError(f"it is not a gzip file, or is corrupted: {error}") from None
             read += len(text)
             if 0 <= max_bytes < read:
                 return
@@ -82,9 +82,11 @@ def parse(text: bytes) -> Conversation:
     """
     value = parse_json(text)
     if isinstance(value, list) or text.lstrip().startswith(b"["):
-        raise ValueError("a list, and each line is a conversation: `jq -c '.[]' FILE` writes a list's items as lines")
+        raise ValueError(
+            "a list, but each line must be a conversation: `jq -c '.[]' FILE` writes a list's items as lines"
+        )
     if not isinstance(value, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     if "messages" not in value and "conversations" not in value:
         keys = ", ".join(map(repr, value)) or "no keys"
         raise ValueError(f"no 'messages' (nor ShareGPT's 'conversations') among {keys}")
@@ -99,7 +101,7 @@ def parse(text: bytes) -> Conversation:
     if is_sharegpt and isinstance(tools, str) and tools.strip():
         tools = parse_json(tools.encode("utf-8", "replace"))
         if not isinstance(tools, list):
-            raise ValueError("its 'tools' are a text that is no JSON list")
+            raise ValueError("its 'tools' are a text that is not a JSON list")
     system = value.get("system") if is_sharegpt else None
     if isinstance(system, str) and system.strip():
         messages.insert(0, {"role": "system", "content": system})
@@ -109,7 +111,7 @@ def parse(text: bytes) -> Conversation:
 def _message(item: Any, number: int, is_sharegpt: bool) -> dict[str, Any]:
     """Return a message with its role and content. Raises: ValueError."""
     if not isinstance(item, dict):
-        raise ValueError(f"message {number} is no JSON object")
+        raise ValueError(f"message {number} is not a JSON object")
     role_key, content_key = ("from", "value") if is_sharegpt else ("role", "content")
     role, content = item.get(role_key), item.get(content_key)
     known = _SPEAKERS if is_sharegpt else _ROLES

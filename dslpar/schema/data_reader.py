@@ -72,7 +72,7 @@ def _part(reader: Reader, node: Node, key: str) -> datasets.BlendPart | None:
     typed = reader.typed(node, key, "dslpar.data.", "text")
     if typed.name == "blend":
         message, hint = (
-            f"{key} cannot be 'blend': parts of a blend are no blends",
+            f"{key} cannot be 'blend': a part of a blend cannot be a blend",
             "choose its parts, and list them here",
         )
         reader.report("CFG108", typed.location, message, hint, f"{key}.type", key)

@@ -183,7 +183,7 @@ class Reader:
             self.report(code or type_.code, node.location, message, close, source_key, key, fix, choice)
             return choice
         if not type_.holds(value):
-            message = f"{source_key} is {show(value)}, and must be {type_.description}"
+            message = f"{source_key} is {show(value)}, but must be {type_.description}"
             return self.report(code or "CFG103", node.location, message, hint, source_key, key)
         return tuple(value) if type_.python_types == SEQUENCE else value
 

@@ -159,17 +159,17 @@ def _read_folder(path: str) -> TokenFolder:
     for name, dtype, length in ((TOKENS, found.dtype, found.num_tokens), (DOCUMENTS, "int64", found.num_documents + 1)):
         file_path, expected = os.path.join(path, name), found.files[name]["bytes"]
         if (size := os.path.getsize(file_path)) != expected:
-            raise ValueError(f"{name}: {size:,} bytes of {expected:,}")
+            raise ValueError(f"{name}: {size:,} bytes instead of {expected:,}")
         with open(file_path, "rb") as file:
             if file.read(HEADER_BYTES) != npy_header(dtype, length):
-                raise ValueError(f"{name}: its head is not that of {length:,} numbers of {dtype}")
+                raise ValueError(f"{name}: its header is not that of {length:,} numbers of {dtype}")
     return found
 
 
 def _checked(path: str, values: Mapping[str, Any]) -> TokenFolder:
     """Check the values of tokens.json. Raises: ValueError: they were altered, or have another format."""
     if count(values["format"], "format", least=1) != FORMAT:
-        raise ValueError(f"format {values['format']}, and this dslpar reads format {FORMAT}")
+        raise ValueError(f"format {values['format']}, but this dslpar reads format {FORMAT}")
     rest = {key: value for key, value in values.items() if key != "digest"}
     if values.get("digest") != _digest(rest):
         raise ValueError("altered")
@@ -185,10 +185,10 @@ def _checked(path: str, values: Mapping[str, Any]) -> TokenFolder:
     for name, size in sizes.items():
         file = mapping(files[name], name, "bytes", "sha256", "xxh3_128")
         if count(file["bytes"], f"{name}.bytes") != size + HEADER_BYTES:
-            raise ValueError(f"{name}.bytes is {file['bytes']:,}, and its numbers take {size + HEADER_BYTES:,}")
+            raise ValueError(f"{name}.bytes is {file['bytes']:,}, but its numbers take {size + HEADER_BYTES:,}")
         for digest, length in (("sha256", 64), ("xxh3_128", 32)):
             if len(text(file[digest], f"{name}.{digest}")) != length or not _HEX.fullmatch(file[digest]):
-                raise ValueError(f"{name}.{digest} is no digest")
+                raise ValueError(f"{name}.{digest} is not a digest")
     tokenizer = values["tokenizer"]
     digest = "" if tokenizer is None else text(mapping(tokenizer, "tokenizer", "sha256")["sha256"], "tokenizer.sha256")
     return TokenFolder(
@@ -212,24 +212,24 @@ def _read_megatron(prefix: str) -> TokenFolder:
     with open(index_path, "rb") as file:
         head = file.read(_INDEX_HEADER.size)
     if len(head) < _INDEX_HEADER.size or not head.startswith(_INDEX_MAGIC):
-        raise ValueError(f"{name}: it is no index of Megatron-LM's (MMIDIDX)")
+        raise ValueError(f"{name}: it is not a Megatron-LM index (MMIDIDX)")
     _, version, code, num_sequences, num_indices = _INDEX_HEADER.unpack(head)
     if version != 1:
-        raise ValueError(f"{name}: version {version}, and version 1 is read")
+        raise ValueError(f"{name}: version {version}, but dslpar reads version 1")
     if code not in _INDEX_DTYPES:
-        raise ValueError(f"{name}: tokens of type {code}, which are no whole numbers")
+        raise ValueError(f"{name}: tokens of type {code}, which are not whole numbers")
     dtype, item = _INDEX_DTYPES[code]
     expected = _INDEX_HEADER.size + 12 * num_sequences + 8 * num_indices
     if size not in (expected, expected + num_sequences) or num_indices < 1:  # several modalities add a byte each
-        raise ValueError(f"{name}: {size:,} bytes, and its sequences and documents take {expected:,}")
+        raise ValueError(f"{name}: {size:,} bytes, but its sequences and documents take {expected:,}")
     if tokens_bytes % item:
-        raise ValueError(f"{os.path.basename(tokens_path)}: {tokens_bytes:,} bytes are no whole number of {dtype}")
+        raise ValueError(f"{os.path.basename(tokens_path)}: {tokens_bytes:,} bytes are not a whole number of {dtype}")
     found = TokenFolder(
         *(prefix, tokens_bytes // item, num_indices - 1, dtype, None, None, "", tokens_path, index_path),
         num_sequences=num_sequences,
     )
     if (end := _document_start(found, found.num_documents)) != found.num_tokens:
-        message = f"{os.path.basename(tokens_path)}: {found.num_tokens:,} tokens, and the index is of {end:,}"
+        message = f"{os.path.basename(tokens_path)}: {found.num_tokens:,} tokens, but the index has {end:,}"
         raise ValueError(message)
     return found
 

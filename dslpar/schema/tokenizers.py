@@ -77,9 +77,9 @@ def read_tokenizer(path: str) -> TokenizerFile:
     try:
         ids, special_ids = _ids_of(json.loads(text))
     except (ValueError, RecursionError):
-        return TokenizerFile(file_path, problem="it is no JSON")
+        return TokenizerFile(file_path, problem="it is not JSON")
     except (KeyError, TypeError, IndexError, AttributeError):
-        return TokenizerFile(file_path, problem="it is no tokenizer.json of Hugging Face's tokenizers")
+        return TokenizerFile(file_path, problem="it is not a tokenizer.json of Hugging Face's tokenizers")
     digest = hashlib.sha256(text).hexdigest()
     return TokenizerFile(file_path, ids, special_ids, _names_in(folder), digest)
 

@@ -162,15 +162,15 @@ def read_config_json(folder: str) -> ConfigFile:
     except FileNotFoundError:
         return ConfigFile(path, {}, problem="there is no such file", missing=True)
     except (OSError, UnicodeDecodeError) as error:
-        return ConfigFile(path, {}, problem=getattr(error, "strerror", None) or "it is no UTF-8 text")
+        return ConfigFile(path, {}, problem=getattr(error, "strerror", None) or "it is not UTF-8 text")
     if len(text) > MAX_BYTES:
         return ConfigFile(path, {}, problem=f"it is longer than {MAX_BYTES:,} bytes")
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return ConfigFile(path, {}, text, f"it is no JSON: {error}")
+        return ConfigFile(path, {}, text, f"it is not JSON: {error}")
     if not isinstance(values, dict):
-        return ConfigFile(path, {}, text, "it is no JSON object")
+        return ConfigFile(path, {}, text, "it is not a JSON object")
     return ConfigFile(path, values, text)
 
 

@@ -37,8 +37,10 @@ def not_finite(engine: Engine, data: StepData, consumed: int, how: str) -> Dslpa
         first = nonfinite.find_first_nonfinite(engine, data.step(consumed))
     else:  # the search runs another forward, which is possible only between steps
         first = f"not looked for, in the middle of a step; {engine.rank_description}"
-    message = f"the loss or the gradient is not finite {how}, the last time in step {step}; first of all: {first}"
-    hint = "a smaller lr, train.clip_grad_norm=1.0, precision='bf16' or 'fp32'; --resume from before it diverged"
+    message = (
+        f"the loss or the gradient is not finite {how}, most recently in step {step}; the first such value: {first}"
+    )
+    hint = "a smaller lr, train.clip_grad_norm=1.0, or precision='bf16' or 'fp32'; --resume from before it diverged"
     return DslparError([finding("PRE230", message, hint, engine.job.path)])
 
 

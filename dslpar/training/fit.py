@@ -65,9 +65,9 @@ def fit(
     """
     if engine.session.config is not run.config:
         hint = "pass the run that dslpar.initialize was given"
-        raise_finding("BAT206", "fit() with the engine of another run", hint, run.job.path)
+        raise_finding("BAT206", "fit() was called with the engine of another run", hint, run.job.path)
     if not engine.is_between_steps:
-        raise_finding("BAT206", "fit() in the middle of a step", "call it after step()", run.job.path)
+        raise_finding("BAT206", "fit() was called in the middle of a step", "call it after step()", run.job.path)
     session, request = engine.session, Request(resume, eval_only, dry_run)
     loads = request.loads_checkpoint and session.loaded is None and engine.steps_done == 0
     stored, folder = claim_run_folder(session, engine.job, request, loads=loads)

@@ -96,7 +96,7 @@ class ProgramEngine(Engine):
             DslparError: on every rank, if a step is in progress, another run writes there, or a rank cannot write.
         """
         if not self.is_between_steps:
-            raise_finding("BAT206", "save() in the middle of a step", "call it after step()", self.job.path)
+            raise_finding("BAT206", "save() was called in the middle of a step", "call it after step()", self.job.path)
         self.session.lock_folder(self.job)  # may wait for the previous run to end
         with self.session.inside("saving", self.steps_done, SLOW_FACTOR):
             if not self.session.is_prepared:
@@ -118,7 +118,9 @@ class ProgramEngine(Engine):
         """
         if self.steps_done or not self.is_between_steps:
             where = "in the middle of a step" if not self.is_between_steps else f"after step {self.steps_done}"
-            raise_finding("BAT206", f"resume() {where}", "call it once, before the first step", self.job.path)
+            raise_finding(
+                "BAT206", f"resume() was called {where}", "call it once, before the first step", self.job.path
+            )
         self.session.lock_folder(self.job)
         with self.session.inside("verifying", times=SLOW_FACTOR):
             stored = self.session.find_checkpoint(self.job)
@@ -179,8 +181,10 @@ class ProgramEngine(Engine):
         if is_own and any(model is each for each in models):
             return
         what = "an optimizer" if not is_own else "a model"
-        hint = "give both to dslpar.initialize, and leave them out here; optimizer=None runs forward alone"
-        raise_finding("PIP210", f"execute_pipeline with {what} that is not the engine's", hint, self.job.path)
+        hint = "give both to dslpar.initialize, and leave them out here; optimizer=None runs only the forward"
+        raise_finding(
+            "PIP210", f"execute_pipeline was called with {what} that is not the engine's", hint, self.job.path
+        )
 
     @property
     def stage_manager(self) -> PipelineStageManager:

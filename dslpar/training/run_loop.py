@@ -1,4 +1,7 @@
-"""The part of a run around its loop: load the checkpoint, then train, evaluate or stop. train.py and `fit` share it."""
+"""Run a job from its checkpoint: load it, then train or evaluate, or return if it is a dry run or no steps are left.
+
+Shared by train.py and `fit`.
+"""
 
 from __future__ import annotations
 
@@ -83,5 +86,5 @@ def log_no_checkpoint(output_dir: str, step: int) -> None:
 def _evaluate(engine: Engine, session: Session, train_data: StepData, held_out: StepData | None) -> Record:
     if held_out is None:
         hint = "give dslpar.fit(eval_data=...)"
-        raise_finding("CKP206", "eval_only, and there is nothing to evaluate on", hint, engine.job.path)
+        raise_finding("CKP206", "eval_only needs evaluation data, but there is none", hint, engine.job.path)
     return Trainer(engine, train_data, held_out, None, session).evaluate_alone()

@@ -250,7 +250,7 @@ class Session:
             pending, self._pending = self._pending, None
             reason = pending.abandon()
             log.warning(
-                "the checkpoint of step %d was being written, and is not finished%s",
+                "the checkpoint of step %d was being written and is incomplete%s",
                 *(pending.step, f": {reason}" if reason else ""),
             )
 

@@ -75,7 +75,7 @@ class Run:
             counts = self.job.stages.counts
             ids = (0,) * counts[0] if counts and counts[0] else {layer_idx: 0}
         if not ids:
-            message = "how the layers are partitioned is not known before there is a model"
+            message = "the partition of the layers is unknown before there is a model"
             hint = "write parallel.pipeline.stage_ids (LiBai's custom_pipeline_stage_id), or counts"
             raise_finding("PIP208", message, hint, self.job.path)
         try:

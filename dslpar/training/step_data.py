@@ -91,7 +91,7 @@ class IterableData:
             return take_batch(self._iterator, self.job, steps_done)
         except StopIteration:
             hint = "give an iterable that can be read again, such as a DataLoader; or a data set of (input, label)"
-            raise_finding("BAT208", f"the data have ended after step {steps_done}", hint, self.job.path)
+            raise_finding("BAT208", f"the data ended after step {steps_done}", hint, self.job.path)
 
 
 class NoData:

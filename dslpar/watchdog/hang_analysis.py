@@ -105,7 +105,7 @@ def _what_others_do(first: RankStacks, ranks: Sequence[RankStacks], waits: Seque
         group, record = peers[0].group, peers[0].record
         number = sum(wait.group == group for wait in peers)
         what = f"{record.waits_in}, number {record.done + 1} of its group {record.name}"
-        return f"and has not come to {what}, in which {number} of its peers wait"
+        return f"and has not reached {what}, in which {number} of its peers wait"
     reading = sum(rank.reads_device for rank in ranks)
     waiting = sum(rank.waits for rank in ranks) - reading
     said = [f"{waiting} of {len(ranks)} ranks wait in a collective"] if waiting else []

@@ -87,7 +87,7 @@ class Hub:
         return min(late, key=lambda peer: peer.received_s).host if late else ""
 
     def _refuse(self, address: str) -> None:
-        self._log(f"its guard refuses a stranger at {address}, which does not know this job's secret")
+        self._log(f"its guard refuses a connection from {address}, which does not know this job's secret")
 
     def _join(self, connection: Connection) -> None:
         if (peer := self.peers.get(connection.rank)) is not None:

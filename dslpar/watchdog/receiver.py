@@ -143,7 +143,7 @@ def read_variable(text: str) -> tuple[str, str] | None:
 
 
 def _refuse(address: str) -> None:
-    _log(f"refuses a stranger at {address}, which does not know this job's secret")
+    _log(f"refuses a connection from {address}, which does not know this job's secret")
 
 
 def _log(text: str) -> None:

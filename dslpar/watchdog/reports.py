@@ -109,7 +109,7 @@ help: the line above is not the cause: CUDA_LAUNCH_BLOCKING=1, or AMD_SERIALIZE_
 """
 _DISK = """\
 CKP230 disk-full: a file could not be written
-help: room on that file system, or another folder: train.output_dir=...; --resume goes on from the last checkpoint
+help: free space there, or use another folder, train.output_dir=...; --resume continues from the last checkpoint
 """
 _NO_ROOM = (28, 122)
 """ENOSPC and EDQUOT."""

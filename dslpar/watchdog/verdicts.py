@@ -66,7 +66,7 @@ def _describe_death(status: int | None, stack: str, *, exited: bool) -> str:
     if exited:
         return f"was the first to end, by sys.exit{code}: it left in the middle of the run"
     if status is None:
-        how = "was the first to end, without a word: most often by SIGKILL, most often from the kernel's "
+        how = "was the first to end, without a message: usually by SIGKILL, usually from the kernel's "
         return how + "out-of-memory killer"
     if number := status & 0x7F:
         killer = ": most often from the kernel's out-of-memory killer" if number == signal.SIGKILL else ""

@@ -109,13 +109,13 @@ def _out_of_order(path: str) -> list[str]:
 def test_calls_out_of_order_are_said(tmp_path: Path) -> None:
     said = on_ranks(1, _out_of_order, written(tmp_path, CONFIG), init="deepspeed")[0]
     expected = [
-        "BAT206 step-out-of-order: step() without backward(loss) or forward_backward() before it",
+        "BAT206 step-out-of-order: step() was called without backward(loss) or forward_backward() before it",
         "BAT204 other-micro-batches: micro-batches of [8] samples were passed, but a step takes 2 of 8",
         "BAT204 other-micro-batches: micro-batches of [3, 3] samples were passed, but a step takes 2 of 8",
         "BAT205 not-tensors: a micro-batch holds a str",
-        "BAT206 step-out-of-order: backward() without the last backward's step() before it",
+        "BAT206 step-out-of-order: backward() was called without the last backward's step() before it",
         "zero_grad() between backward and step() would throw the gradient away",
-        "forward_backward() in the middle of a step that backward() began",
+        "forward_backward() was called in the middle of a step that backward() began",
     ]
     for text, part in zip(said, expected, strict=True):
         assert part in text, text
@@ -320,7 +320,7 @@ def _labels_in_a_tuple(path: str) -> str:
 
 def test_labels_that_the_model_s_own_loss_cannot_take_are_said(tmp_path: Path) -> None:
     (said,) = on_ranks(1, _labels_in_a_tuple, written(tmp_path, CONFIG), init="deepspeed")
-    assert "BAT205 not-tensors: labels are 2 tensors, and the model's own loss takes 1" in said
+    assert "BAT205 not-tensors: labels are 2 tensors, but the model's own loss takes 1" in said
 
 
 def _own_modes(path: str) -> tuple[list[bool], bool]:
@@ -384,7 +384,7 @@ def test_a_first_group_of_rate_0_stays_there(tmp_path: Path) -> None:
 def test_a_schedule_that_would_rise_from_the_program_s_rate_is_refused(tmp_path: Path) -> None:
     config = CONFIG + "lr_scheduler = dict(type='linear', min_lr=2e-4)\n"
     (said,) = on_ranks(1, _rates_from, written(tmp_path, config), 1e-4, init="deepspeed")
-    assert "BAT106 min-lr-above-lr: min_lr 0.0002 is above lr 0.0001, the given optimizer's" in said
+    assert "BAT106 min-lr-above-lr: min_lr 0.0002 is above lr 0.0001 of the given optimizer" in said
 
 
 def _loss_in_half(path: str) -> float:

@@ -233,9 +233,9 @@ MANIFESTS: dict[str, tuple[tuple[str, ...], Any]] = {
         ("layout", "pipe"),
         10**30,
     ),
-    "layout.world_size is 1, and its axes have 2 ranks": (("layout", "data"), 2),
+    "layout.world_size is 1, but its axes have 2 ranks": (("layout", "data"), 2),
     "layout.order is ['x', 'y', 'z']": (("layout", "order"), ["x", "y", "z"]),
-    "files has '../x', which is no path within the folder": (("files", "../x"), {}),
+    "files has '../x', which is not a path within the folder": (("files", "../x"), {}),
     "config.lr_scheduler has no 'type'": (("config", "lr_scheduler"), {}),
     "fixed has no 'data.text'": (("fixed", "data.text"), GONE),
     "versions.torch is 2, not a string": (("versions", "torch"), 2),
@@ -268,13 +268,16 @@ def test_what_is_said_of_a_manifest(
 
 
 INDICES: dict[str, tuple[tuple[str, ...], Any]] = {
-    "has shape [1000000000000000000, 1000000] of F32, and all tensor files have": (("shape",), [10**18, 10**6]),
+    "has shape [1000000000000000000, 1000000] of F32, but all tensor files together have": (
+        ("shape",),
+        [10**18, 10**6],
+    ),
     "dtype is 'F128', not one of 'F64', 'F32', ": (("dtype",), "F128"),
     "group is 7, not a whole number from 0 to ": (("group",), 7),
     "pieces[0] is [0, 0, 0], not a list of 4": (("pieces",), [[0, 0, 0]]),
     "pieces[0]: the box is -1, not a whole number from 0 to 0": (("pieces",), [[0, -1, 0, 1]]),
     "pieces[0]: the end is 9223372036854775807, not a whole number": (("pieces",), [[0, 0, 0, 2**63 - 1]]),
-    "has two pieces in one file, which holds one tensor of a name": (("pieces",), [[0, 0, 0, 1], [0, 0, 1, 2]]),
+    "has two shards in one file, which can hold only one tensor per name": (("pieces",), [[0, 0, 0, 1], [0, 0, 1, 2]]),
     "boxes[0] has too many segments or elements": (("boxes",), [[[[0, 1]] * 70, [[0, 1]] * 70]]),
     "numbers.step is 'x', not a number": (("numbers", "step"), "x"),
     "is not there exactly once": (("pieces",), []),
@@ -314,7 +317,7 @@ def test_what_verify_called_intact_and_a_resume_could_not_read(
         write(place, name, buffer.getvalue())
     assert main(["checkpoint", "verify", str(place)]) == 1
     out = capsys.readouterr().out
-    assert "    state.pt: it is of step 9, and the manifest of step 2\n" in out
+    assert "    state.pt: it is of step 9, but the manifest is of step 2\n" in out
     assert "::missing'" in out
     assert "    ranks/00000.pt: random has no 'python'\n" in out
 

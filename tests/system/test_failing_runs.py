@@ -58,10 +58,10 @@ def test_a_run_that_diverges_ends_and_says_where(tmp_path: Path) -> None:
     lines = metrics(tmp_path / "out")
     assert [line.get("skipped", False) for line in lines] == [False] + [True] * 4
     assert (
-        "PRE230 not-finite: the loss or the gradient is not finite for 4 steps in a row, the last time in step 5"
+        "PRE230 not-finite: the loss or the gradient is not finite for 4 steps in a row, most recently in step 5"
         in said
     )
-    assert "first of all: the output of " in said
+    assert "the first such value: the output of " in said
     assert f", on rank 0 of 1 on {os.uname().nodename}, stage 0 (pipe 0, data 0, tensor 0), step 5" in said
     assert "Traceback" not in said
 

@@ -71,7 +71,7 @@ def last_lines(one: Outcome) -> None:
         # Under torchrun, torchrun reaps the rank's status; on a busy machine it is gone before we look.
         signals = ("SIGKILL", "a signal that it could not catch") if "torchrun" in one.launcher else ("SIGKILL",)
         begins = [f"dslpar launch: rank 1 of 3 on {host}, {AT}, was the first to end, by {name}" for name in signals]
-        begins += [f"dslpar launch: rank 1 of 3 on {host}, {AT}, was the first to end, without a word"]
+        begins += [f"dslpar launch: rank 1 of 3 on {host}, {AT}, was the first to end, without a message"]
         assert last[0].startswith(tuple(begins))
         assert "the kernel's out-of-memory killer" in last[0]
         assert one.status in (1, 128 + signal.SIGKILL)

@@ -125,7 +125,7 @@ def test_a_model_that_generates_nothing_is_named(tmp_path: Path) -> None:
     bert = train(tmp_path, "bert")
     statuses, output = said(tmp_path, 1, "generate", bert, "--prompt", "a")
     assert statuses == [1]
-    assert "CFG231 generates-nothing: BertForMaskedLM predicts no next token" in output
+    assert "CFG231 generates-nothing: BertForMaskedLM does not predict next tokens" in output
     assert "dslpar eval RUN" in output
     assert set(parsed(tmp_path, 1, "eval", bert)) >= {"loss", "perplexity", "accuracy@1", "accuracy@5"}
 

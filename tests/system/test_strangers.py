@@ -81,7 +81,7 @@ def test_a_job_trains_on_among_strangers_and_guards_gone_mad(tmp_path: Path) -> 
     losses = [line["loss"] for line in metrics(tmp_path / "out")][:STEPS]
     assert losses == losses_undisturbed(tmp_path, config, 2)
     text = (tmp_path / "said").read_text()
-    assert text.count("refuses a stranger at 127.") == 1
+    assert text.count("refuses a connection from 127.") == 1
     assert text.count("closes the connection to that of rank 1") == 1
     for word in ("gone", "silent", "SIGKILL", "hangs"):
         assert word not in text

@@ -122,12 +122,14 @@ def _findings(context: Context) -> Iterator[Finding]:
             # DeepSpeed has pdsh run `cd FOLDER; PYTHON ...` on the hosts, and quotes neither path.
             for name, path in (("folder", facts.folder), ("Python", facts.programs["python"])):
                 if unsafe := re.search(_NOT_FOR_PDSH, path):
-                    message = f"this {name} is {path}, and DeepSpeed hands {unsafe[0]!r} to pdsh and a shell unquoted"
+                    message = (
+                        f"this {name} is {path}, and DeepSpeed does not quote {unsafe[0]!r} for pdsh and the shell"
+                    )
                     yield finding("HST222", message, "another path, or --launcher torchrun")
     elif facts.accelerators:
         # --include accepts only numbers
         for name in [name for name in facts.visible_devices or () if not name.isdecimal()][:1]:
-            message = f"CUDA_VISIBLE_DEVICES holds {name}, and DeepSpeed's launcher takes only device numbers"
+            message = f"CUDA_VISIBLE_DEVICES holds {name}, but DeepSpeed's launcher takes only device numbers"
             yield finding("HST208", message, "--launcher torchrun, or the devices' numbers")
 
 

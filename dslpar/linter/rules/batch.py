@@ -79,7 +79,7 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
     if length is not None and length > longest:
         unused = cx.model.unused_positions
         less = f", of which {unused} positions are never used" if unused else ""
-        message = f"samples have {length} tokens, and {key.rpartition('.')[2]} is {longest + unused}{less}"
+        message = f"samples have {length} tokens, but {key.rpartition('.')[2]} is {longest + unused}{less}"
         yield cx.problem("data.seq_len", message, f"at most {longest}, or {key}={length + unused}")
 
 
@@ -220,7 +220,7 @@ def two_accumulations(cx: Context) -> Iterator[Problem]:
         return
     theirs, ours = cx.spec.schedule.num_microbatches, cx.spec.batch.accumulation
     if None not in (theirs, ours) and theirs != ours:
-        message = f"num_microbatches is {theirs}, and batch.accumulation is {ours}"
+        message = f"num_microbatches is {theirs}, but batch.accumulation is {ours}"
         hint = "keep one of schedule.num_microbatches and batch.accumulation"
         yield cx.problem("schedule.num_microbatches", message, hint)
 
@@ -231,7 +231,7 @@ def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
     scheduler, steps = require(cx.spec.lr_scheduler, sections.OtherLRScheduler), cx.spec.train.steps
     total = scheduler.args.get("total_steps")
     if total is not None and total < steps:
-        message = f"the scheduler has {total} steps, and the run {steps}"
+        message = f"the scheduler has {total} steps, but the run has {steps}"
         yield cx.problem("lr_scheduler.total_steps", message, f"total_steps={steps}, or train.steps={total}")
 
 
@@ -245,7 +245,7 @@ def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
     row = named(optimizer.target)
     cycles = schedule.target in ("CyclicLR", "OneCycleLR") and schedule.args.get("cycle_momentum") is not False
     if cycles and row is not None and not {"momentum", "betas"} & set(row.args):
-        message = f"{schedule.target} cycles the momentum, and {optimizer.target} has none"
+        message = f"{schedule.target} cycles the momentum, but {optimizer.target} has none"
         yield cx.problem("lr_scheduler", message, "add cycle_momentum=False to lr_scheduler")
 
 

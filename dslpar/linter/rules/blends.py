@@ -31,14 +31,14 @@ def parts_do_not_blend(cx: Context) -> Iterator[Problem]:
     weighted = [number for number, weight in enumerate(weights) if weight is not None]
     if weighted and len(weighted) < len(weights):
         bare = weights.index(None)
-        message = f"part {bare} has no weight, and part {weighted[0]} has {weights[weighted[0]]}"
+        message = f"part {bare} has no weight, but part {weighted[0]} has {weights[weighted[0]]}"
         yield cx.problem(keys[bare], message, f"add weight=1 to {keys[bare]}, or {_left_out(keys, weighted)}")
     if weighted and data.temperature is not None:
-        message = "temperature computes weights from the parts' sizes, and parts have weights"
+        message = "temperature computes weights from the parts' sizes, but parts have weights"
         yield cx.problem("data.temperature", message, f"leave it out, or {_left_out(keys, weighted)}")
     for key, part in parts_by_key(cx.spec.data):
         if part.seq_len is not None and part.seq_len != seq_len_of(cx.spec):
-            message = f"{key} has samples of {part.seq_len} tokens, and those of the blend have {seq_len_of(cx.spec)}"
+            message = f"{key} has samples of {part.seq_len} tokens, but those of the blend have {seq_len_of(cx.spec)}"
             yield cx.problem(f"{key}.seq_len", message, f"leave it out, or write data.seq_len={part.seq_len}")
     yield from _check_tokenizers(cx)
 
@@ -59,8 +59,9 @@ def _check_tokenizers(cx: Context) -> Iterator[Problem]:
             first = (name, digest, key)
         elif digest != first[1]:
             where = f"{key}.tokenizer" if data.tokenizer is not None else f"{key}.path"
-            message = f"the ids of {key} come from {name}, and those of {first[2]} from {first[0]}: another vocabulary"
-            hint = "choose parts of one tokenizer: `dslpar data tokenize --tokenizer FOLDER` makes them"
+            other = f"{first[0]}, which has another vocabulary"
+            message = f"the ids of {key} come from {name}, but those of {first[2]} from {other}"
+            hint = "choose parts made by one tokenizer: `dslpar data tokenize --tokenizer FOLDER` makes them"
             yield cx.problem((where, key), message, hint)
             return
 

@@ -103,7 +103,7 @@ def channels_do_not_fit(cx: Context) -> Iterator[Problem]:
         return
     for key, value in (("mean", data.mean), ("std", data.std)):
         if isinstance(value, list | tuple) and len(value) not in (1, channels):
-            message = f"{key} has {len(value)} numbers, and the model's images have {channels} channels"
+            message = f"{key} has {len(value)} numbers, but the model's images have {channels} channels"
             yield cx.problem(f"data.{key}", message, f"{key}={value[0]}")
 
 
@@ -148,7 +148,7 @@ def _check_token_files(cx: Context, section: str, data: TokensData) -> Iterator[
     # The share of a part in a step is checked when the run starts.
     needed = cx.layout.batch.global_size if section == "data" else 1
     if samples < needed:
-        message = f"a step takes {needed} samples, and {tokens:,} training tokens make {samples}"
+        message = f"a step takes {needed} samples, but {tokens:,} training tokens make {samples}"
         yield cx.problem(f"{section}.path", message, "choose more text, a smaller batch, or a shorter data.seq_len")
 
 

@@ -89,11 +89,11 @@ def needed_and_turned_off(cx: Context) -> Iterator[Problem]:
     if not cx.spec.zero.stage or not _is_elementwise(name):
         return  # ZER103 reports optimizers that are not elementwise
     if not _value(cx, "zero_allow_untested_optimizer", True) and name not in _TESTED:
-        key, message = "zero_allow_untested_optimizer", f"is off, and ZeRO runs {name!r} only if it is True"
+        key, message = "zero_allow_untested_optimizer", f"is off, but ZeRO runs {name!r} only if it is True"
         yield cx.problem(f"deepspeed.{key}", f"{key} {message}", f"leave {key} out")
     forced = _value(cx, "zero_force_ds_cpu_optimizer", False) and offloads(cx.spec, "optimizer")
     if forced and not _runs_on_cpu(name):
-        key, message = "zero_force_ds_cpu_optimizer", f"is on, and {name!r} is offloaded only if it is False"
+        key, message = "zero_force_ds_cpu_optimizer", f"is on, but {name!r} is offloaded only if it is False"
         yield cx.problem(f"deepspeed.{key}", f"{key} {message}", f"leave {key} out")
 
 

@@ -41,7 +41,7 @@ def unequal_slots(cx: Context) -> Iterator[Problem]:
     hosts = [host for host in cx.world.hosts.hosts if host.slots]
     for host in hosts:
         if host.slots != hosts[0].slots:
-            message = f"{host.name} has {host.slots} slots, and {hosts[0].name} has {hosts[0].slots}"
+            message = f"{host.name} has {host.slots} slots, but {hosts[0].name} has {hosts[0].slots}"
             yield Problem(host.slots_location, message, f"slots={_common_slots(cx)} on each")
 
 
@@ -71,7 +71,7 @@ def slots_differ_from_the_world(cx: Context) -> Iterator[Problem]:
     """The number of slots differs from the requested world size."""
     cluster, requested = cx.world.hosts, cx.world.requested_size
     if requested is not None and cluster.hosts and cluster.world_size != requested:
-        message = f"{cluster.world_size} slots in all, and the world size is {requested}"
+        message = f"{cluster.world_size} slots in all, but the world size is {requested}"
         slots = f"{requested} slots in all" if cluster.from_file else f"{requested} tasks (sbatch --ntasks-per-node)"
         hint = f"--world-size {cluster.world_size}; or choose {slots}"
         yield Problem(cluster.hosts[-1].slots_location, message, hint)

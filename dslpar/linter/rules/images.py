@@ -23,7 +23,7 @@ def size_of_image_model_does_not_divide(cx: Context) -> Iterator[Problem]:
         of_key = [each for each in conditions if each.key == key]
         broken = next(each for each in of_key if not each.holds)
         name = cx.source.key(f"model.{key}").rpartition(".")[2]
-        message = f"{name}: {broken.value} does not divide by {broken.why}"
+        message = f"{name}: {broken.value} is not divisible by {broken.why}"
         yield cx.problem(f"model.{key}", message, _hint(model, key, of_key))
 
 

@@ -33,7 +33,9 @@ def options_of_one_rank(cx: Context) -> Iterator[Problem]:
         return
     given = [name for name in (*MODES[tensor.mode].options, "keep") if getattr(tensor, name) is not None]
     if given:
-        message = f"{' and '.join(given)} {'have' if len(given) > 1 else 'has'} no effect: the tensor group is one rank"
+        message = (
+            f"{' and '.join(given)} {'have' if len(given) > 1 else 'has'} no effect: the tensor group has only one rank"
+        )
         yield cx.problem(
             f"parallel.tensor.{given[0]}", message, f"leave {' and '.join(given)} out; or choose a size over 1"
         )
@@ -179,7 +181,7 @@ def gather_without_effect(cx: Context) -> Iterator[Problem]:
     if not cx.spec.zero.overlap_param_gather:
         return
     if stage not in (1, 2):
-        why = "each layer's weights are gathered before it runs" if stage else "each rank steps all weights"
+        why = "each layer's weights are gathered before it runs" if stage else "each rank updates all weights"
         yield cx.problem(
             key,
             f"overlap_param_gather has no effect at ZeRO stage {stage}: {why}",

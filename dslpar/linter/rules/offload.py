@@ -31,10 +31,10 @@ def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
     if row is None or row.offload in (None, offloaded):
         return
     if offloaded:
-        message = f"{name} runs on the accelerator, and zero.offload_optimizer is on"
+        message = f"{name} runs on the accelerator, but zero.offload_optimizer is on"
         hint = "optimizer.type='AdamW' or 'DeepSpeedCPUAdam'"
     else:
-        message = f"{name} runs on the CPU, and zero.offload_optimizer is off"
+        message = f"{name} runs on the CPU, but zero.offload_optimizer is off"
         stage = "" if cx.spec.zero.stage else "zero.stage=1 with "
         hint = f"{stage}zero.offload_optimizer='cpu', or optimizer.type='AdamW'"
     yield cx.problem("optimizer", message, hint)

@@ -32,7 +32,7 @@ def too_few_ranks(cx: Context) -> Iterator[Problem]:
     """One replica needs more ranks than the world has."""
     replica = _Replica(cx)
     if cx.world.size < replica.ranks:
-        message = f"one replica needs {replica.product} ranks, and the world has {cx.world.size}"
+        message = f"one replica needs {replica.product} ranks, but the world has {cx.world.size}"
         yield cx.problem(replica.keys, message, f"start at least {replica.ranks} ranks; or choose smaller sizes")
 
 
@@ -61,12 +61,12 @@ def two_forms_differ(cx: Context) -> Iterator[Problem]:
         ("tensor", dist.tensor_parallel_size, tensor.size if tensor else 1),
     ):
         if theirs not in (None, 1, ours):
-            differing.append((f"{axis}_parallel_size", axis, f"is {theirs}, and `parallel` has {ours}"))
+            differing.append((f"{axis}_parallel_size", axis, f"is {theirs}, but `parallel` has {ours}"))
     if tensor and (dist.tensor_parallel_size or 1) > 1 and tensor.mode not in (None, "1d"):
-        differing.append(("tensor_parallel_size", "tensor", f"means mode '1d', and `parallel` has {tensor.mode!r}"))
+        differing.append(("tensor_parallel_size", "tensor", f"means mode '1d', but `parallel` has {tensor.mode!r}"))
     ids = dist.custom_pipeline_stage_id
     if ids is not None and ids != (pipeline.stage_ids if pipeline else None):
-        difference = "is another partition of the layers than `parallel.pipeline`"
+        difference = "partitions the layers differently from `parallel.pipeline`"
         differing.append(("custom_pipeline_stage_id", "pipeline", difference))
     for name, axis, difference in differing:
         key = f"train.dist.{name}"

@@ -24,13 +24,13 @@ def more_stages_than_layers(cx: Context) -> Iterator[Problem]:
     """The pipeline has more stages than the model has transformer layers."""
     layers, stages = cx.model.num_layers, cx.pipeline.stages
     if stages > layers:
-        message = f"{stages} stages, and the model has {layers} layers"
-        yield cx.problem(cx.pipeline.key, message, f"at most {layers}: each stage has at least one layer")
+        message = f"{stages} stages, but the model has {layers} layers"
+        yield cx.problem(cx.pipeline.key, message, f"at most {layers}: each stage needs at least one layer")
     elif (chunks := cx.pipeline.chunks).stages > layers:  # unknown if schedule.type is, which does not change the above
-        message = f"{stages} ranks with {chunks.num} stages each, and the model has {layers} layers"
+        message = f"{stages} ranks with {chunks.num} stages each, but the model has {layers} layers"
         key = "schedule.num_model_chunks"
         most = f"{cx.source.key(key).rpartition('.')[2]} at most {layers // stages}"
-        yield cx.problem((key, "schedule.type"), message, f"{most}: each stage has at least one layer")
+        yield cx.problem((key, "schedule.type"), message, f"{most}: each stage needs at least one layer")
 
 
 @rule("PIP102", "wrong-number-of-stage-ids")
@@ -61,8 +61,8 @@ def no_such_stage(cx: Context) -> Iterator[Problem]:
     last = cx.pipeline.stages - 1
     for layer, stage in enumerate(_ids(cx)):
         if not 0 <= stage <= last:
-            message = f"stage id {stage}, and the stages are 0..{last}"
-            hint = f"choose an id from 0 to {last}; the pipeline size bounds it, not the world size"
+            message = f"stage id {stage} does not exist: the stages are 0..{last}"
+            hint = f"choose an id from 0 to {last}; the pipeline size limits it, not the world size"
             yield _problem_of_id(cx, layer, message, hint)
 
 
@@ -100,7 +100,7 @@ def two_cuts(cx: Context) -> Iterator[Problem]:
     pipeline = cx.spec.parallel.pipeline
     given = [name for name in _PARTITIONS if pipeline is not None and getattr(pipeline, name) is not None]
     if len(given) > 1:
-        message = f"{' and '.join(given)} each give a partition of the layers"
+        message = f"{' and '.join(given)} each set the partition of the layers"
         yield cx.problem(
             f"parallel.pipeline.{given[-1]}", message, f"keep one of {', '.join(given[:-1])} and {given[-1]}"
         )
@@ -117,7 +117,7 @@ def counts_do_not_fit(cx: Context) -> Iterator[Problem]:
         hint = f"such as {_even_counts(cx)}: one number for each stage"
         yield cx.problem(key, f"{len(counts)} counts for {cx.pipeline.chunks.stages} stages", hint)
     elif sum(counts) != layers:
-        message = f"the counts add up to {sum(counts)}, and the model has {layers} layers"
+        message = f"the counts add up to {sum(counts)}, but the model has {layers} layers"
         yield cx.problem(key, message, f"such as {_even_counts(cx)}")
 
 
@@ -126,7 +126,7 @@ def layers_differ(cx: Context) -> Iterator[Problem]:
     """train.dist.pipeline_num_layers is not the model's number of layers."""
     given, layers = cx.spec.train.dist.pipeline_num_layers, cx.model.num_layers
     if given is not None and given != layers:
-        message = f"pipeline_num_layers is {given}, and the model has {layers} layers"
+        message = f"pipeline_num_layers is {given}, but the model has {layers} layers"
         yield cx.problem("train.dist.pipeline_num_layers", message, f"write {layers}, or leave it out")
 
 
@@ -217,7 +217,7 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
         matched = sum(layout_of(model).pipeline_weights(model, method, 0).loads((cx.model.num_layers,)))
     stages = cx.pipeline.chunks.stages
     if 0 < matched < stages <= cx.model.num_layers:
-        message = f"{method!r} matches {matched} layer{'s' * (matched > 1)}, and there are {stages} stages"
+        message = f"{method!r} matches {matched} layer{'s' * (matched > 1)}, but there are {stages} stages"
         yield cx.problem(
             "parallel.pipeline.method", message, f"choose from the classes {', '.join(dict.fromkeys(names))}"
         )
@@ -316,7 +316,7 @@ def interleaved_schedule(cx: Context) -> Iterator[Problem]:
 def compiled_with_zero_bubble(cx: Context) -> Iterator[Problem]:
     """train.compile does not work with the schedule 'zero_bubble', which splits the backward."""
     if cx.spec.train.compiles_layers and cx.pipeline.stages > 1 and schedule_type(cx) == "zero_bubble":
-        message = "'zero_bubble' splits the backward, and train.compile makes one graph of a layer's backward"
+        message = "'zero_bubble' splits the backward, but train.compile makes one graph of a layer's backward"
         yield cx.problem("train.compile", message, f"train.compile_components=['loss'], or {unsplit(cx)}")
 
 

@@ -76,7 +76,7 @@ def shape_is_not_the_size(cx: Context) -> Iterator[Problem]:
         yield cx.problem("parallel.tensor.mode", "mode 'cuboid' needs a shape", hint)
     else:
         ranks = math.prod(tensor.shape)
-        message = f"shape {'*'.join(map(str, tensor.shape))} has {ranks} ranks, and size is {tensor.size}"
+        message = f"shape {'*'.join(map(str, tensor.shape))} has {ranks} ranks, but size is {tensor.size}"
         fits = f"size={ranks}; or " if _fitting(cx, [ranks]) else ""
         yield cx.problem("parallel.tensor.shape", message, f"{fits}choose a shape of {tensor.size} ranks")
 
@@ -171,7 +171,7 @@ def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
 
         legal = [str(size) for size in multiples(length, by) if not cx.spec.data.seq_len or size <= longest]
         nearest = " or ".join(legal) or f"data.seq_len={by} with {key}={by}"
-        message = f"sequences of {length} tokens do not divide over {by} ranks"
+        message = f"sequences of {length} tokens cannot be split evenly over {by} ranks"
         yield cx.problem(("data.seq_len", key), message, f"nearest legal: {nearest}")
 
 

@@ -57,7 +57,7 @@ def size_of_transformers_out_of_range(cx: Context) -> Iterator[Problem]:
             least = 0
         if type(value) is not int or not least <= value < LIMIT:
             wanted = f"a whole number, at least {least} (and below 2**31)"
-            message = f"{model.config.key(size)} is {show(value)}, and must be {wanted}"
+            message = f"{model.config.key(size)} is {show(value)}, but must be {wanted}"
             yield model.problem_of_key(model.config.key(size), given, message, f"choose {wanted}")
     yield from _fields_of_images(model)
     yield from _lists_by_stage(model)
@@ -91,7 +91,7 @@ def _lists_by_stage(model: TransformersModel) -> Iterator[Problem]:
         ):
             at = name if config.origin(name) else "depths"
             message = (
-                f"{config.author_key(name)} has {len(value)} numbers, and depths {len(stages)}: one for each stage"
+                f"{config.author_key(name)} has {len(value)} numbers, but depths has {len(stages)}: one for each stage"
             )
             yield model.problem_of_key(config.author_key(at), config.origin(at), message, "give one number per stage")
 
@@ -110,7 +110,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _wanted(model: TransformersModel, name: str, wanted: str) -> Problem:
     key = model.config.author_key(name)
-    message = f"{key} is {show(model.config.values[name])}, and must be {wanted}"
+    message = f"{key} is {show(model.config.values[name])}, but must be {wanted}"
     return model.problem_of_key(key, model.config.origin(name), message, f"choose {wanted}")
 
 
@@ -133,7 +133,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
             given = given or ("file" if key in model.config.in_file.values() else "")
             what = "heads" if key.endswith("heads") else "features"
             where = "the decoder" if key.startswith("decoder") else "a stage"
-            message = f"{key}: {where} has {each.value} {what}, which do not divide by {each.why}"
+            message = f"{key}: {where} has {each.value} {what}, which are not divisible by {each.why}"
             choices = " or ".join(map(str, multiples(each.value, each.by)))
             hint = f"choose {choices} {what} in the model's config, or fewer tensor ranks"
             yield model.problem_of_key(key, given, message, hint)
@@ -141,10 +141,10 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
         value = sizes[roles[key]].value
         if each.value == value:
             hint = f"{key}={' or '.join(map(str, multiples(each.value, each.by)))}"
-            yield model.problem(roles[key], f"does not divide by {each.why}", hint)
+            yield model.problem(roles[key], f"is not divisible by {each.why}", hint)
         else:
             hint = "choose more features per head, or fewer tensor ranks"
-            message = f"has {each.value} features, which do not divide by {each.why}"
+            message = f"has {each.value} features, which are not divisible by {each.why}"
             yield model.problem(roles[key], message, hint)
 
 
@@ -179,7 +179,7 @@ def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
     places = -(-experts // ranks) * ranks
     if places != experts:
         message = (
-            f"over {ranks} tensor ranks: {places - experts} of {places} places have no expert, and their ranks wait"
+            f"over {ranks} tensor ranks: {places - experts} of {places} places have no expert, so their ranks wait"
         )
         yield model.problem("experts", message, f"choose a tensor size that divides {experts}")
 
@@ -193,13 +193,13 @@ def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
     for key, what in beyond_masks(model.config.values):
         name = model.config.keys.get(key, key)
         given = model.config.origin(key)
-        message = f"{key}={model.config.values[key]!r}: {what}, and attention over split sequences supports only masks"
+        message = f"{key}={model.config.values[key]!r}: {what}, but attention over split sequences supports only masks"
         yield model.problem_of_key(name, given, message, _WHOLE[cx.spec.parallel.context is None])
     from dslpar.schema.transformers_policies import POLICIES
 
     policy = POLICIES.get(model.name)
     if policy and policy.own_attention and "policy" not in model.args:
-        message = f"{model.name} computes attention scores from whole sequences, and context parallelism splits them"
+        message = f"{model.name} computes attention scores from whole sequences, but context parallelism splits them"
         yield cx.problem("model.type", message, _WHOLE[cx.spec.parallel.context is None])
 
 
@@ -245,9 +245,11 @@ def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
         return
     if not policy.regions:
         message = f"{name} cannot be split over {cuboid.size} tensor ranks: dslpar can split none of its layers"
-        yield cx.problem(cx.tensor.key, message, f"{cx.tensor.key}=1: data and pipeline ranks can train it")
+        yield cx.problem(
+            cx.tensor.key, message, f"{cx.tensor.key}=1: data and pipeline parallelism still work for this model"
+        )
     elif policy.grid and any(ranks(cuboid, cuts(cuboid).sequence) > 1 for cuts in (residual_cuts, inner_cuts)):
-        message = f"{name} arranges tokens on a grid, and this mode splits sequences"
+        message = f"{name} arranges tokens on a grid, but this mode splits sequences"
         yield cx.problem("parallel.tensor", message, "choose mode '1d' without sequence, or '2d'")
 
 
@@ -313,7 +315,7 @@ def unknown_key_of_transformers(cx: Context) -> Iterator[Problem]:
     of_every_config, version = table()["common"], table()["version"]
     for key in model.config.keys.values():
         if key not in known and key not in of_every_config:
-            message = f"{model.config.row['config']} of transformers {version} has no {key!r}: a run refuses it"
+            message = f"{model.config.row['config']} of transformers {version} has no {key!r}, so a run would refuse it"
             yield cx.problem_of_key(f"model.config.{key}", message, did_you_mean(key, known) or "leave it out")
 
 
@@ -324,7 +326,7 @@ def config_of_another_class(cx: Context) -> Iterator[Problem]:
     described, wanted = (model.args.get("config") or {}).get("_target_"), model.config.row.get("config")
     name = str(getattr(described, "name", described) or "").rpartition(".")[2]
     if name and wanted and name != wanted:
-        message = f"{model.name} takes a {wanted}, and this is a {name}"
+        message = f"{model.name} takes a {wanted}, but this is a {name}"
         yield Problem(cx.config.at("model.config"), message, f"LazyCall({wanted})(...), or dict(...)", "model.config")
 
 
@@ -383,7 +385,7 @@ def _of_another_class(model: TransformersModel) -> Iterator[Problem]:
         message, key = f"this is a config of model_type {kind!r}", "model_type"
     else:
         return
-    message = f"{message}, and the model's type is {model.name}"
+    message = f"{message}, but the model's type is {model.name}"
     yield Problem(model.place_in_file(key), message, hint, "model.pretrained")
 
 

@@ -151,7 +151,7 @@ def optimizer_keeps_fp32(cx: Context) -> Iterator[Problem]:
         return  # PRE102 reports bf16 states without bf16 masters
     offloaded = offloads(cx.spec, "optimizer") and is_cpu_adam(cx)
     if offloaded and require(cx.spec.optimizer, OtherOptimizer).args.get("fp32_optimizer_states", True):
-        message = "bf16_optimizer_states is on, and DeepSpeedCPUAdam keeps its states in fp32"
+        message = "bf16_optimizer_states is on, but DeepSpeedCPUAdam keeps its states in fp32"
         yield cx.problem(("optimizer.fp32_optimizer_states", "optimizer"), message, "add fp32_optimizer_states=False")
 
 

@@ -50,7 +50,7 @@ def class_of(model: GPT) -> str:
         nearest = min(wrong, key=lambda name: len(wrong[name]))
         details = [f"{name} has {', '.join(problems)}" for name, problems in wrong.items()]
         message = "neither GPT2LMHeadModel nor LlamaForCausalLM in transformers computes the same as this GPT"
-        hint = f"dslpar's own format; a run with {', '.join(wrong[nearest])} is a {nearest}"
+        hint = f"use dslpar's own format; a run with {', '.join(wrong[nearest])} is a {nearest}"
         raise_finding("CKP222", message, hint, key="model", details=details)
     return fitting[0]
 
@@ -94,11 +94,11 @@ def fields_of(config: Config, path: str = "config.json") -> dict[str, Any]:
     """
     kind = next((kind for name, kind in _KINDS.items() if config.get("model_type") == _MODEL_TYPES[name]), None)
     if kind is None:
-        message = f"{path} describes a model of type {config.get('model_type')!r}, and a GPT is a 'gpt2' or a 'llama'"
-        raise_finding("CKP222", message, "type='transformers.X', which runs transformers' own code", path)
+        message = f"{path} describes a model of type {config.get('model_type')!r}, but a GPT is a 'gpt2' or a 'llama'"
+        raise_finding("CKP222", message, "use type='transformers.X', which runs transformers' own code", path)
     if refused := list(kind.refused(config)):
-        message = f"{path} describes a model that no GPT computes: {', '.join(refused)}"
-        raise_finding("CKP222", message, "type='transformers.X', which runs transformers' own code", path)
+        message = f"{path} describes a model that dslpar's GPT cannot compute: {', '.join(refused)}"
+        raise_finding("CKP222", message, "use type='transformers.X', which runs transformers' own code", path)
     return kind.fields(config)
 
 
@@ -106,9 +106,9 @@ def check_fits(model: GPT, config: Config, path: str) -> None:
     """Check that a GPT is the model of a config.json. Raises: DslparError: fields differ; lists all of them."""
     found, differ = fields_of(config, path), differences(model, config, path)
     if differ:
-        details = [f"model.{name} is {of!r}, and config.json has {value!r}" for name, (of, value) in differ.items()]
+        details = [f"model.{name} is {of!r}, but config.json has {value!r}" for name, (of, value) in differ.items()]
         written = ", ".join(f"{name}={value!r}" for name, value in found.items())
-        message = f"the weights in {path} are of another model:"
+        message = f"{path} has the weights of another model:"
         raise_finding("CKP207", message, f"model = dict(type='GPT', {written}, pretrained=...)", path, "model", details)
 
 

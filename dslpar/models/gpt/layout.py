@@ -1,4 +1,7 @@
-"""Sizes of a GPT: divisibility conditions, weights of pipeline cuts, and fields that follow from others."""
+"""Sizes of a GPT: divisibility conditions, layer weights, and fields that follow from others.
+
+Pipeline stages are balanced by the layer weights.
+"""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def vocabulary_beyond_bytes(cx: Context) -> Iterator[Problem]:
     is_bytes = isinstance(cx.spec.data, TextData) and cx.spec.data.tokenizer is None
     if cx.source.given("data") and is_bytes and vocabulary > 2 * BYTES:
         message = (
-            f"vocab_size is {vocabulary}, and byte-level text has {BYTES} tokens: the other rows are never trained"
+            f"vocab_size is {vocabulary}, but byte-level text has {BYTES} tokens: the other rows are never trained"
         )
         yield cx.problem("model.vocab_size", message, f"vocab_size={BYTES}")
 
@@ -190,7 +190,7 @@ def pretrained_of_another_gpt(cx: Context) -> Iterator[Problem]:
         yield cx.problem("model.pretrained", f"its {error.findings[0].message}", saved)
     else:
         for name, (own, value) in found.items():
-            message = f"{_name(cx, f'model.{name}')} is {own!r}, and the weights in model.pretrained have {value!r}"
+            message = f"{_name(cx, f'model.{name}')} is {own!r}, but the weights in model.pretrained have {value!r}"
             yield cx.problem(f"model.{name}", message, f"model.{name}={value!r}")
 
 

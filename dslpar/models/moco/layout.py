@@ -1,4 +1,4 @@
-"""Sizes of a MoCo and their divisibility conditions. A MoCo is no chain of layers, so no pipeline cuts it."""
+"""Sizes of a MoCo and their divisibility conditions. A MoCo is not a chain of layers, so it has no pipeline stages."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def moco_over_stages(cx: Context) -> Iterator[Problem]:
     if stages > 1:
         message = f"{stages} stages: an encoder of two views and its momentum copy are not a chain of layers"
         key = "parallel.pipeline.size" if cx.spec.parallel.pipeline is not None else "train.dist"
-        yield cx.problem(key, message, "leave it out: tensor and data parallelism cut a MoCo")
+        yield cx.problem(key, message, "leave it out: use tensor and data parallelism for a MoCo")
 
 
 @rule("BAT220", "moco-accumulates")
@@ -43,7 +43,7 @@ def moco_samples_do_not_divide(cx: Context) -> Iterator[Problem]:
     cx.model.of(MoCo)
     size, needed = cx.layout.batch.micro_size, samples(cx.tensor.cuboid)
     if size % needed.by:
-        message = f"micro_size {size} does not divide by {needed.why}, over which its heads cut the samples"
+        message = f"micro_size {size} is not divisible by {needed.why}, over which its heads split the samples"
         hint = f"batch.micro_size={' or '.join(map(str, multiples(size, needed.by)))}"
         yield cx.problem("batch.micro_size", message, hint)
 

@@ -1,4 +1,4 @@
-"""Sizes of a ResMLP: divisibility conditions, and weights of pipeline cuts."""
+"""Sizes of a ResMLP: divisibility conditions, and the layer weights by which pipeline stages are balanced."""
 
 from __future__ import annotations
 

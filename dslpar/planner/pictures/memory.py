@@ -24,7 +24,7 @@ PARTS = {
     "fragmentation": "fragmentation",
     "outside": "outside torch",
 }
-"""Parts of a `StageMemory` and their displayed names."""
+"""Parts of a `StageMemory` and their display names."""
 MOST_ROWS = 64
 """The most pipeline ranks that are drawn."""
 _LEFT, _RIGHT, _LEGEND, _LABELS, _ROW, _BAR = 66, 170, 26, 40, 30, 24

@@ -57,7 +57,7 @@ def node_size_of(world_size: int, per_node: int | None) -> int:
 
 
 def axis_name(mesh: Mesh, axis: str) -> str:
-    """Return the displayed name of one axis, or of several axes that are separated by spaces.
+    """Return the display name of one axis, or of several axes that are separated by spaces.
 
     All tensor axes together are "tensor", and d and q together are "x". If one of d and q has a single rank, the other
     is "x".

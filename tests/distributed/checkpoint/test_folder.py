@@ -297,7 +297,7 @@ def test_the_finding_shows_both_values_and_what_to_do() -> None:
             "other",
         )
     (finding,) = refused.value.findings
-    assert "out/checkpoints/step_000005 is of another run:" in finding.message
+    assert "out/checkpoints/step_000005 comes from another run:" in finding.message
     for line in ("optimizer.type: saved AdamW, requested SGD", "data.text: saved text, requested other"):
         assert f"    {line}" in finding.lines().splitlines()
     assert "parallel" not in finding.lines(), "a layout is free"
@@ -322,7 +322,7 @@ def test_what_takes_effect_when_changed_may_be_changed(sections: dict[str, Any])
 
 
 def test_a_later_format_is_refused_unread() -> None:
-    with pytest.raises(DslparError, match=r"CKP204 .*format 3, and this dslpar reads format 2"):
+    with pytest.raises(DslparError, match=r"CKP204 .*format 3, but this dslpar reads format 2"):
         check(stored_of(job_of(), format=3, fixed=None), job_of(), "text")
 
 
@@ -392,11 +392,11 @@ def test_a_run_s_folder_is_no_checkpoint_and_a_corrupted_one_is_not_to_be_remove
     (run / "checkpoints" / "step_000010" / "weights").write_bytes(b"124")
     (message,) = on_ranks(1, _refused, _from(job_of(tmp_path / "other"), str(run)))
     assert f"CKP209 no-such-checkpoint: there is no checkpoint '{run}'" in message
-    assert f"name one that is there: {run}/checkpoints/step_000005, {run}/checkpoints/step_000010" in message
+    assert f"name one that exists: {run}/checkpoints/step_000005, {run}/checkpoints/step_000010" in message
     (message,) = on_ranks(1, _refused, _from(job_of(run), "step_000010"))
     assert "CKP215 damaged-checkpoint: " in message
     assert "step_000010 is corrupted: weights: 3 bytes of 4" in message
-    assert "bring the files back; or name one that is there: step_000005, step_000010" in message
+    assert "bring the files back; or name one that exists: step_000005, step_000010" in message
 
 
 def _from(job: Job, requested: str) -> Job:
@@ -409,7 +409,7 @@ def test_a_name_that_is_not_there_is_a_finding(tmp_path: Path, requested: str) -
     put(tmp_path / "checkpoints", 5)
     for message in on_ranks(2, _refused, _from(job_of(tmp_path, 2), requested)):
         assert f"CKP209 no-such-checkpoint: there is no checkpoint '{requested}'" in message
-        assert "name one that is there: step_000005" in message
+        assert "name one that exists: step_000005" in message
 
 
 def test_a_manifest_that_is_gone_or_altered_is_corruption(tmp_path: Path) -> None:
@@ -579,7 +579,7 @@ def test_a_file_that_goes_while_it_is_loaded_is_one_finding_on_all_ranks(tmp_pat
         2, _loses_a_file, job_of(tmp_path, 2, zero=schema_sections.Zero(stage=3)), init="deepspeed"
     ):
         assert "CKP208 checkpoint-does-not-fit" in message
-        assert "00001.safetensors is no file of a checkpoint, or is corrupted: FileNotFoundError" in message
+        assert "00001.safetensors is not a checkpoint file, or is corrupted: FileNotFoundError" in message
 
 
 # ---- its contents ----

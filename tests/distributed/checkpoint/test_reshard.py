@@ -323,7 +323,7 @@ def test_a_weight_that_fp16_cannot_hold_is_no_weight_of_an_export() -> None:
     with pytest.raises(DslparError) as caught:
         export.convert("head.weight", weights, torch.float16)
     message = (
-        "CKP217 weight-out-of-range: 1 of head.weight's weights are beyond 65504, the largest number of torch.float16"
+        "CKP217 weight-out-of-range: 1 of the weights in head.weight exceed 65504, the largest number of torch.float16"
     )
     assert message in str(caught.value)
     assert export.convert("head.weight", weights, torch.bfloat16).isfinite().tolist() == [True, True, False, True]
@@ -455,7 +455,7 @@ def test_reshard_and_export(copy: Path, say: Say) -> None:
     assert status == 0, err
     assert out.endswith(f"{copy / 'w' / 'checkpoints' / 'step_000002'} (pipeline 1 * data 4 * tensor 1, ZeRO 0)\n")
     status, out, _ = say("show", copy / "w")
-    assert "cut by `dslpar checkpoint reshard`" in out
+    assert "resharded by `dslpar checkpoint reshard`" in out
     status, out, err = say("export", copy / "w", "--output", copy / "x", "--dtype", "fp16", "--max-shard-size", "10KB")
     assert (status, err) == (0, "")
     assert len(out.splitlines()) == len(list((copy / "x").iterdir())) == 2 + math.ceil(NUM_ELEMENTS * 2 / 10_000)
@@ -477,8 +477,8 @@ def test_a_suspect_checkpoint_is_taken_where_it_is_named_and_stays_one(copy: Pat
         status, _, err = say(*words)
         assert (status, (copy / "x").exists(), (copy / "w").exists()) == (1, False, False)
         assert "CKP232 suspect-checkpoint: step_000002 is suspect: copies differ" in err
-        assert "name it to take it all the same" in err
-    note = "step_000002 is suspect, and is taken since it was named: copies differ\n"
+        assert "name it to use it anyway" in err
+    note = "step_000002 is suspect, and is used because it was named: copies differ\n"
     verb, _, *options = reshard_words(copy)
     for words in (("export", place, "--output", copy / "x"), (verb, place, *options)):
         status, _, err = say(*words)
@@ -488,7 +488,7 @@ def test_a_suspect_checkpoint_is_taken_where_it_is_named_and_stays_one(copy: Pat
     assert made.suspect == "copies differ"
     _as_step_1(Path(made.path))
     status, _, err = say("export", copy / "w", "--output", copy / "y")
-    assert (status, "name it to take it all the same" in err) == (1, True), "the one before it is suspect, too"
+    assert (status, "name it to use it anyway" in err) == (1, True), "the one before it is suspect, too"
 
 
 def test_a_suspect_checkpoint_is_used_where_it_is_named(
@@ -505,7 +505,7 @@ def test_a_suspect_checkpoint_is_used_where_it_is_named(
     assert capsys.readouterr().err == ""
     for found in (lambda: find_checkpoint(copy, "step_000002"), lambda: find_checkpoint(newest)):
         assert found().path == str(newest)
-        assert "is suspect, and is taken since it was named: copies differ" in capsys.readouterr().err
+        assert "is suspect, and is used because it was named: copies differ" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,7 @@ def test_another_model_is_refused_by_its_names_and_shapes_on_all_ranks(tmp_path:
     deeper = dataclasses.replace(gpt, num_layers=3)
     for message in on_ranks(2, _other_model, job_of(tmp_path, 2, model=smaller), init="deepspeed"):
         assert "CKP208 checkpoint-does-not-fit" in message
-        assert "'blocks.0.mlp.up.weight' has shape (64, 16) in the checkpoint, and (48, 16) in the model" in message
+        assert "'blocks.0.mlp.up.weight' has shape (64, 16) in the checkpoint, but (48, 16) in the model" in message
     for message in on_ranks(
         2, _other_model, job_of(tmp_path, 2, model=deeper, parallel=PIPE, batch=PIPED), init="deepspeed"
     ):

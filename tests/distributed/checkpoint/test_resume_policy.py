@@ -351,7 +351,7 @@ def test_all_differences_are_listed_at_once() -> None:
     finding = refusal(stored_of(job_of()), other, text="other")
     for key in ("model.hidden_size", "model.num_layers", "train.seed", "data.text"):
         assert f"{key}: saved " in finding.lines()
-    assert "the data as they were" in finding.help
+    assert "the original data" in finding.help
 
 
 def test_a_schedule_that_moves_the_optimizer_s_values_fixes_them() -> None:

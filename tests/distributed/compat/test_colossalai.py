@@ -89,7 +89,7 @@ def _mistakes(path: str) -> list[str]:
 
 def test_what_a_schedule_refuses(tmp_path: Path) -> None:
     for said in on_ranks(2, _mistakes, written(tmp_path, PIPE + CONFIG), init="deepspeed"):
-        assert "PIP207 other-num-microbatches: num_microbatches is 2, and the job's accumulation is 4" in said[0]
+        assert "PIP207 other-num-microbatches: num_microbatches is 2, but the job's accumulation is 4" in said[0]
         assert "BAT208 data-ended: the data ended after 3 of 4 micro-batches of a step" in said[1]
         assert "PIP206 single-pass-in-a-pipeline" in said[2]
 

@@ -228,9 +228,9 @@ def _other_chunks(config: dict[str, Any], num_model_chunks: int) -> str:
 @pytest.mark.parametrize(
     ("config", "asked", "said"),
     [
-        ({}, 2, "num_model_chunks is 2, and each rank of the job has 1\nhelp: write schedule = dict(type='interleaved',"
+        ({}, 2, "num_model_chunks is 2, but each rank of the job has 1\nhelp: write schedule = dict(type='interleaved',"
          " num_model_chunks=2), or PipelineSchedule"),
-        (CHUNKS, 3, "num_model_chunks is 3, and each rank of the job has 2\nhelp: write schedule ="
+        (CHUNKS, 3, "num_model_chunks is 3, but each rank of the job has 2\nhelp: write schedule ="
          " dict(type='interleaved', num_model_chunks=3), or InterleavedPipelineSchedule(..., num_model_chunks=2)"),
     ],
 )  # fmt: skip
@@ -250,7 +250,7 @@ def _launched(folder: str) -> Any:
     run = colossalai.launch(args.config, *place[:2], args.host, place[2], backend="gloo", seed=7)
     gpc, mode = colossalai.global_context, colossalai.ParallelMode
     groups = {each.name: gpc.get_ranks_in_group(each) for each in mode}
-    with pytest.raises(ValueError, match="backend='nccl', and this device's is 'gloo': leave backend out"):
+    with pytest.raises(ValueError, match="backend is 'nccl', but this device uses 'gloo': leave backend out"):
         colossalai.launch_from_torch(config, backend="nccl")
     ends = gpc.is_first_rank(mode.PIPELINE), gpc.is_last_rank(mode.PIPELINE), gpc.get_world_size(mode.MODEL)
     return groups, ends, gpc.config.NUM_EPOCHS, run.job.spec.train.seed, torch.initial_seed()

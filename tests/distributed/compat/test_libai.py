@@ -82,7 +82,7 @@ def test_a_model_of_the_program_is_cut_by_what_the_config_says(tmp_path: Path) -
     said = "parallel = dict(pipeline=dict(size=2, counts=[1, 2]))\n"
     assert on_ranks(2, _by_a_program, written(tmp_path, said + BATCH), init="deepspeed") == [(0, 1)] * 2
     unsaid = on_ranks(2, _by_a_program, written(tmp_path, "parallel = dict(pipeline=2)\n" + BATCH), init="deepspeed")
-    assert "PIP208 no-such-layer: how the layers are partitioned is not known before there is a model" in unsaid[0]
+    assert "PIP208 no-such-layer: the partition of the layers is unknown before there is a model" in unsaid[0]
     assert on_ranks(1, _by_a_program, written(tmp_path, BATCH), init="deepspeed") == [(0, 0)]
 
 
@@ -167,8 +167,8 @@ def test_a_layer_within_a_layer_is_where_it_says(tmp_path: Path) -> None:
     assert on_ranks(2, _nested, path, (0, 1, 2, -1), init="deepspeed") == ["built"] * 2
     for said in on_ranks(2, _nested, path, (0, 3, 9, 3), init="deepspeed"):
         assert "PIP202" in said, said
-        assert "layer_idx=3 of '1.linear' on stage 0 is of stage 1" in said
-        assert "layer_idx=9 of '2.linear' on stage 1 is none of 4 indices" in said
+        assert "layer_idx=3 of '1.linear' on stage 0 belongs to stage 1" in said
+        assert "layer_idx=9 of '2.linear' on stage 1 is not one of 4 indices" in said
 
 
 def _in_the_wrong_order(path: str) -> str:

@@ -61,7 +61,7 @@ REFUSALS = {
     "no compiler": (_offloaded(), True, _loads_nowhere, "its op does not load: no compiler"),
     "no compiler on one host": (_offloaded(3), True, _loads_on_rank_0, "its op does not load: no compiler"),
     "amsgrad": (_offloaded(optimizer=sections.AdamW(lr=1e-2, amsgrad=True)), True, _loads, "it has no amsgrad"),
-    "tied weights": (_offloaded(1, parallel=PIPE), True, _loads, "it rounds the end of a tensor otherwise"),
+    "tied weights": (_offloaded(1, parallel=PIPE), True, _loads, "it rounds the end of a tensor differently"),
 }
 
 

@@ -80,7 +80,7 @@ def test_on_cpus_pieces_go_around_rings_and_the_log_says_so() -> None:
     )
     for (ring, _), (other, said) in zip(around, through, strict=True):
         assert ring == other
-        assert "comm_overlap='symmetric_memory': on cpu, pieces go around rings" in said
+        assert "comm_overlap='symmetric_memory': on cpu, chunks are sent around rings" in said
 
 
 def _refused(made: Job, where: str) -> str:

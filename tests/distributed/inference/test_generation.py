@@ -200,8 +200,8 @@ def test_prompts_that_cannot_be_used(runs: Any) -> None:
     (messages,) = on_ranks(1, refused, [[], [259], [1] * 21])
     assert messages == [
         "prompt 1 has no tokens",
-        "prompt 2 has the id 259, and the model knows 259 tokens",
-        "prompt 3 has 21 tokens, and with what follows 33; the model takes 32",
+        "prompt 2 has the token id 259, outside the model's vocabulary of 259 tokens",
+        "prompt 3 has 21 tokens, 33 with the new ones, but the model takes 32",
     ]
 
 

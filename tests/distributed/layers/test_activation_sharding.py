@@ -77,10 +77,10 @@ def refused() -> list[str]:
 def test_what_does_not_divide_is_refused_with_every_dim() -> None:
     for both, batch, nothing in on_ranks(4, refused):
         assert "TEN221 activation-does-not-divide: dim 0 of an activation has 5 entries" in both
-        assert "dim 2 of an activation has 7 entries, and mode '2d' cuts it into 4 pieces" not in both
+        assert "dim 2 of an activation has 7 entries, but mode '2d' splits it into 4 shards" not in both
         assert "dim 2 of an activation has 7 entries" in both
         assert "help: 4 or 6 entries" in both
-        assert "dim 0 of an activation has 1 entries, and mode '2d' cuts it into 2 pieces\nhelp: 2 entries" in batch
+        assert "dim 0 of an activation has 1 entries, but mode '2d' splits it into 2 shards\nhelp: 2 entries" in batch
         assert nothing == ""
 
 

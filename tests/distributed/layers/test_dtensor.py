@@ -231,7 +231,7 @@ def test_placements_that_do_not_fit_are_refused() -> None:
             "TEN232 placements-do-not-fit: 1 placements over a mesh of 2 dims ('data', 'tensor')",
             "TEN232 placements-do-not-fit: split(2) of a tensor of shape (16, 8)",
             "TEN232 placements-do-not-fit: split(-3) of a tensor of shape (16, 8)",
-            "TEN232 placements-do-not-fit: 0 is no placement",
+            "TEN232 placements-do-not-fit: 0 is not a placement",
             "TEN232 placements-do-not-fit: split(0) of a tensor of shape ()\nhelp: broadcast or partial_sum",
         ]
         assert all(words in text for words, text in zip(expected, messages, strict=True)), messages

@@ -106,7 +106,7 @@ def test_ids_and_residuals_of_the_wrong_shape_are_refused() -> None:
     for ids, odd, long, flat in on_ranks(2, refused_shapes, LAYOUTS["1d-sequence-2"]):
         assert "TEN226 wrong-shape: ids of shape (2, 2, 2)" in ids
         assert "TEN221 activation-does-not-divide: dim 1 of the ids has 3 entries" in odd
-        assert "TEN226 wrong-shape: a sequence of 4 tokens, and the table has 2 positions" in long
+        assert "TEN226 wrong-shape: a sequence has 4 tokens, but the table has 2 positions" in long
         assert "TEN226 wrong-shape: positions cannot be added to a residual of shape (2, 8)" in flat
 
 

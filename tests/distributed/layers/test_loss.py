@@ -223,7 +223,7 @@ def test_labels_of_another_shape_are_refused(name: str) -> None:
 
 def test_a_vocabulary_larger_than_the_logits_is_refused() -> None:
     for texts in on_ranks(2, refused_shapes, LAYOUTS["1d-2"], (3, 8), (3,)):
-        assert all("logits of 16 columns, and a vocabulary of 17" in text for text in texts)
+        assert all("logits have 16 columns, but the vocabulary has 17 tokens" in text for text in texts)
 
 
 def of_types() -> list[Tensor]:

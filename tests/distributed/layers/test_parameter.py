@@ -91,7 +91,7 @@ def refusal(tensor: str, case: str) -> str:
     ("case", "words"),
     [
         ("role", ["TEN224", "unknown role 'col'", "role='inward' or 'outward'"]),
-        ("mlp", ["TEN227", "31 features", "cuts them into 2", "30 or 32"]),
+        ("mlp", ["TEN227", "31 features", "splits them into 2", "30 or 32"]),
         ("blocks", ["TEN227", "15 features", "14 or 16"]),
         ("tokens", ["TEN226", "(4, 16)", "[batch, sequence, hidden]"]),
     ],

@@ -116,9 +116,9 @@ def _refused(path: str, num_chunks: int) -> str:
 @pytest.mark.parametrize(
     ("text", "num_chunks", "message"),
     [
-        (INTERLEAVED + CONFIG.format(4), 3, "num_chunks is 3, and the config's schedule.num_model_chunks is 2"),
+        (INTERLEAVED + CONFIG.format(4), 3, "num_chunks is 3, but the config's schedule.num_model_chunks is 2"),
         (CONFIG.format(1), 2, "num_chunks is 2: 1 micro-batches must be a multiple of 2 pipeline ranks"),
-        (CONFIG.format(4), 4, "8 stages, and the model has 7 layers"),
+        (CONFIG.format(4), 4, "8 stages, but the model has 7 layers"),
     ],
 )
 def test_chunks_that_a_program_cannot_have(tmp_path: Path, text: str, num_chunks: int, message: str) -> None:

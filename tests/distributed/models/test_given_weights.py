@@ -259,9 +259,9 @@ def test_ranks_that_would_not_begin_with_one_model_are_refused(name: str, tmp_pa
     parallel, write, what = WRITES[name]
     for text in on_ranks(2, refused, parallel, str(tmp_path), write, init="deepspeed"):
         if what == "TEN237":
-            assert "equal numbers as different pieces of '1.weight'\nhelp: init=" in text, text
+            assert "the same values to different shards of '1.weight'\nhelp: init=" in text, text
         elif what:
-            assert re.search(rf"HST221 weights-differ: rank 1 on .* has another {what} than rank 0 on", text), text
+            assert re.search(rf"HST221 weights-differ: rank 1 on .* has a different {what} than rank 0 on", text), text
         else:
             assert text == "nothing"
 

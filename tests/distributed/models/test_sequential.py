@@ -391,36 +391,40 @@ def _linears(*layer_idx: int | None) -> nn.Sequential:
 
 
 MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
-    (PIPE, lambda: nn.Linear(2, 2), "PIP204 one-module: the model is one module, which cannot be cut over 2 stages"),
-    ("parallel = dict(pipeline=4)\n", mlp_of_3 := (lambda: mlp()[:3]), "PIP201.*4 stages, and the model has 3 layers"),
+    (PIPE, lambda: nn.Linear(2, 2), "PIP204 one-module: the model is one module, which cannot be split over 2 stages"),
+    ("parallel = dict(pipeline=4)\n", mlp_of_3 := (lambda: mlp()[:3]), "PIP201.*4 stages, but the model has 3 layers"),
     ("parallel = dict(pipeline=dict(size=2, counts=[2, 2]))\n", mlp_of_3, r"PIP202.*counts \[2, 2\] .* 3 layers"),
     ("parallel = dict(pipeline=dict(size=2, stage_ids=[0, 1]))\n", mlp_of_3, "PIP202.*2 stage ids .* for 3 layers"),
     ("parallel = dict(pipeline=dict(size=2, counts=[2, 1]))\n", lambda: mlp()[:2].append(nn.ReLU()), "PIP203.*stage 1"),
     ("parallel = dict(pipeline=dict(size=2, counts=[2, 1]))\n", _shared, "PIP205.*0.weight on stage 0 and 2.weight"),
-    ("parallel = dict(pipeline=dict(size=2, counts=[1, 1]))\n", _frozen, "PIP203.*stage 0 has no parameter"),
-    (_cut_as(1, 1, 1, 1), lambda: mlp()[:4], "PIP203.*stages 1 and 3 have no parameter that is trained"),
+    ("parallel = dict(pipeline=dict(size=2, counts=[1, 1]))\n", _frozen, "PIP203.*stage 0 has no trainable parameter"),
+    (_cut_as(1, 1, 1, 1), lambda: mlp()[:4], "PIP203.*stages 1 and 3 have no trainable parameter"),
     (
         _cut_as(1, 1, 1, 1),
         lambda: _shared().append(nn.Linear(4, 4)),
         "PIP205.*0.weight on stage 0 and 2.weight on stage 2",
     ),
-    (_cut_as(1, 1, 1, 1), lambda: _linears(None, 1, 0, 3), "PIP202.*layer_idx=0 of '2.0' on stage 2 is of stage 0"),
+    (
+        _cut_as(1, 1, 1, 1),
+        lambda: _linears(None, 1, 0, 3),
+        "PIP202.*layer_idx=0 of '2.0' on stage 2 belongs to stage 0",
+    ),
     (
         "parallel = dict(pipeline=dict(size=2, stage_ids=[0, 1, 0]))\n" + INTERLEAVED,
         mlp_of_3,
-        "PIP201.*4 stages, and the model has 3 layers",
+        "PIP201.*4 stages, but the model has 3 layers",
     ),
     (
         PIPE + INTERLEAVED,
         lambda: dslpar.Stage(nn.Linear(2, 2)),
-        "PIP202.*dslpar.Stage with one module, and each rank has 2 stages",
+        "PIP202.*dslpar.Stage has one module, but each rank has 2 stages",
     ),
     (
         PIPE,
         lambda: dslpar.Stage(nn.Linear(2, 2), nn.Linear(2, 2)),
-        "PIP202.*dslpar.Stage with 2 modules, and each rank has one stage",
+        "PIP202.*dslpar.Stage has 2 modules, but each rank has one stage",
     ),
-    (PIPE, _unequal, "HST221 weights-differ: rank 1 on .* has another set of initial weights than rank 0"),
+    (PIPE, _unequal, "HST221 weights-differ: rank 1 on .* has a different set of initial weights than rank 0"),
     ("", lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), Scale()), "CFG226.*'2.by': DeepSpeed cannot broadcast"),
     (PIPE, _entry({"type": "Linaer"}), "CFG221.*layer 1: unknown name 'Linaer' in LAYERS\nhelp: did you mean 'Linear'"),
     (PIPE, _entry({"type": "Linear", "in_featurs": 4}), "CFG223.*Linear: missing a required argument|unexpected"),
@@ -432,7 +436,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     (
         "parallel = dict(tensor=dict(size=2, mode='1d'))\n",
         mlp_of_3,
-        "TEN111.*plain parameters, of which 2 tensor ranks would each hold all: '0.weight', '0.bias'",
+        "TEN111.*plain parameters, which each of 2 tensor ranks would hold whole: '0.weight', '0.bias'",
     ),
 ]
 

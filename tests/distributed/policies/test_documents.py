@@ -98,7 +98,7 @@ def refused(family: str) -> str:
 @pytest.mark.parametrize("family", ["opt", "bloom"])
 def test_positions_of_a_mask_refuse_documents(family: str) -> None:
     (found,) = on_ranks(1, refused, family)
-    assert "computes with padding masks, and cannot take a mask of documents" in found
+    assert "computes with padding masks, so it cannot take a mask of documents" in found
 
 
 def test_documents_count() -> None:

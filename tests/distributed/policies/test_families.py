@@ -52,9 +52,9 @@ def refusal(family: str, layout: str) -> str | None:
     if family in ON_GRIDS and cut != {1}:
         return f"TEN235 .*{ON_GRIDS[family]}ImageClassification arranges tokens on a grid, but mode .* splits sequences"
     if family == "resnet" and tensor.size > 1:
-        return "TEN235 .*nothing of ResNetForImageClassification can be cut"
+        return "TEN235 .*no layer of ResNetForImageClassification can be sharded"
     if family in ("vit", "vit_mae") and 4 in cut:
-        return "TEN221 .*dim 1 of an activation has (4|10) entries, and mode .* cuts it into 4"
+        return "TEN221 .*dim 1 of an activation has (4|10) entries, but mode .* splits it into 4"
     return None
 
 

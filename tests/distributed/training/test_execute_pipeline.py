@@ -352,15 +352,15 @@ def _refusals(path: str) -> list[str]:
 @pytest.mark.parametrize("zero", [1, pytest.param(0, marks=pytest.mark.prove)])
 def test_what_it_refuses(tmp_path: Path, zero: int) -> None:
     expected = [
-        "PIP210 not-the-engines-own: execute_pipeline with a model that is not the engine's",
-        "PIP210 not-the-engines-own: execute_pipeline with an optimizer that is not the engine's",
+        "PIP210 not-the-engines-own: execute_pipeline was called with a model that is not the engine's",
+        "PIP210 not-the-engines-own: execute_pipeline was called with an optimizer that is not the engine's",
         "CFG227",
         "BAT205 not-tensors: a batch is a mapping of 'input_ids', 'labels'\nhelp: give (inputs, labels)",
         "BAT205 not-tensors: a batch is a Tensor",
         "BAT205 not-tensors: a batch is 3 values",
         "BAT208 data-ended: the data ended after 1 of 2 micro-batches",
-        "BAT206 step-out-of-order: sync_grads() without backward(loss) or forward_backward() before it",
-        "BAT206 step-out-of-order: forward_backward() without the last backward's step() before it",
+        "BAT206 step-out-of-order: sync_grads() was called without backward(loss) or forward_backward() before it",
+        "BAT206 step-out-of-order: forward_backward() was called without the last backward's step() before it",
         "BAT206 step-out-of-order: step() after no_sync() without sync_grads(): each replica has its own gradients",
     ]
     path = written(tmp_path, PIPE + POINTS.format(2) + f"zero = {zero}\n")

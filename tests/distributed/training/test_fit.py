@@ -163,7 +163,7 @@ def _ends(path: str) -> str:
 @pytest.mark.prove
 def test_an_iterator_that_ends_is_said(tmp_path: Path) -> None:
     (said,) = on_ranks(1, _ends, config(tmp_path), init="deepspeed")
-    assert "BAT208 data-ended: the data have ended after step 3" in said
+    assert "BAT208 data-ended: the data ended after step 3" in said
     assert "that can be read again" in said
     assert "BAT208" in (tmp_path / "out/log.txt").read_text()
 
@@ -287,7 +287,7 @@ def _wrong(path: str) -> str:
 
 def test_the_engine_of_another_run_is_refused(tmp_path: Path) -> None:
     (said,) = on_ranks(1, _wrong, config(tmp_path), init="deepspeed")
-    assert "fit() with the engine of another run" in said
+    assert "fit() was called with the engine of another run" in said
 
 
 # ---- the command line, and the remaining time ----

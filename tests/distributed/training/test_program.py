@@ -97,9 +97,9 @@ def _out_of_order(path: str) -> list[str]:
 
 def test_save_and_resume_out_of_order_are_refused(tmp_path: Path) -> None:
     (said,) = on_ranks(1, _out_of_order, config(tmp_path), init="deepspeed")
-    assert "BAT206 step-out-of-order: save() in the middle of a step" in said[0]
-    assert "BAT206 step-out-of-order: resume() in the middle of a step" in said[1]
-    assert "BAT206 step-out-of-order: resume() after step 1" in said[2]
+    assert "BAT206 step-out-of-order: save() was called in the middle of a step" in said[0]
+    assert "BAT206 step-out-of-order: resume() was called in the middle of a step" in said[1]
+    assert "BAT206 step-out-of-order: resume() was called after step 1" in said[2]
     assert "before the first step" in said[2]
 
 
@@ -202,7 +202,7 @@ def test_a_hang_in_a_program_is_told_and_ends_it(tmp_path: Path) -> None:
     assert 0 not in statuses
     assert "hangs (" in said
     assert "step 3 takes longer than 3 s); it is in hang_here (" in said
-    assert re.search(r"has not come to \w+ of \[.*, in which \d of its peers wait:", said), "torch's record tells"
+    assert re.search(r"has not reached \w+ of \[.*, in which \d of its peers wait:", said), "torch's record tells"
     assert "rank 1 of 4 on" in said
     assert "in the program after step 2" in said
 

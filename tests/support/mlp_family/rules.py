@@ -16,7 +16,7 @@ def width_does_not_divide(cx: Context) -> Iterator[Problem]:
     """The width does not divide over the ranks that cut it."""
     for condition in conditions(cx.model.of(ResidualMLP), cx.tensor.cuboid, 0):
         if not condition.holds:
-            message = f"width {condition.value} does not divide by {condition.why}"
+            message = f"width {condition.value} is not divisible by {condition.why}"
             yield cx.problem("model.width", message, f"choose a multiple of {condition.by}")
 
 

@@ -267,7 +267,7 @@ def test_a_crash_elsewhere_does_not_wait_for_a_disk_that_never_answers(
         assert 0 not in job.wait(LONGEST_S / 2)
     said = run.said.read_text()
     assert "ValueError: no more steps" in said
-    assert "the checkpoint of step 4 was being written, and is not finished" in said
+    assert "the checkpoint of step 4 was being written and is incomplete" in said
     assert run.names == ["step_000004.part"]
 
 

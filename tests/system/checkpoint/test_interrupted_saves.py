@@ -204,9 +204,9 @@ def test_a_file_that_is_gone_or_short_before_it_is_published_is_an_error(tmp_pat
     written = writer.write_file(writer.begin_save(tmp_path, 6) / "a", [b"1234"])
     manifest = manifest_of(JOB, "text", 6)
     for files, message in (
-        ({"a": FileDigest(5, written.xxh3_128)}, "4 bytes are there, and 5 were"),
-        ({"a": written, "b": written}, "no bytes are there, and 4 were"),
-        ({}, "4 bytes are there, and no were"),
+        ({"a": FileDigest(5, written.xxh3_128)}, "5 bytes were written, but 4 are"),
+        ({"a": written, "b": written}, "4 bytes were written, but no are"),
+        ({}, "no bytes were written, but 4 are"),
     ):
         with pytest.raises(OSError, match=message):
             writer.publish(tmp_path, manifest, files)

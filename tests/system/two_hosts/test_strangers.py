@@ -79,6 +79,6 @@ def test_a_job_on_two_hosts_among_strangers(tmp_path: Path, launcher: str) -> No
     losses = [line["loss"] for line in metrics(out)][:STEPS]
     assert losses == pytest.approx(losses_undisturbed(tmp_path, config, 4), rel=1e-6)
     text = (tmp_path / "said").read_text()
-    assert text.count("refuses a stranger at 10.77.0.11") == 2, "the hub, and dslpar launch"
+    assert text.count("refuses a connection from 10.77.0.11") == 2, "the hub, and dslpar launch"
     for word in ("is gone", "silent", "SIGKILL", "hangs"):
         assert word not in text

@@ -113,8 +113,8 @@ def test_mpirun_where_nobody_knows_rank_0_s_host(tmp_path: Path) -> None:
         words = [*MPIRUN, "--hostfile", hosts.hostfile(1), "-np", "2", PYTHON, "train.py", "--config", "cfg.py"]
         done = hosts.run(0, words)
     assert done.status == 1, done.output
-    assert "HST202 no-meeting-place: several hosts, and host" in done.output
-    assert " knows no address of host0, where rank 0 is" in done.output
+    assert "HST202 no-meeting-place: the ranks are on several hosts, but host" in done.output
+    assert " cannot resolve host0, the host of rank 0" in done.output
     assert "-x MASTER_ADDR" in done.output
 
 

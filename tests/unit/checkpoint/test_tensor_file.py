@@ -78,7 +78,7 @@ BROKEN = {
     "empty": b"",
     "short": b"\x01\x00",
     "a header longer than the file": (1 << 60).to_bytes(8, "little") + b"{}",
-    "no JSON": (2).to_bytes(8, "little") + b"{]",
+    "not valid JSON": (2).to_bytes(8, "little") + b"{]",
     "no mapping": header_of([1]),
     "an unknown dtype": header_of({"a": F32 | {"dtype": "F31"}}) + b"1234",
     "no offsets": header_of({"a": {"dtype": "F32", "shape": [1]}}) + b"1234",

@@ -116,4 +116,4 @@ def test_a_file_that_holds_another_length_or_dtype_than_the_index_is_a_finding(t
         box = full_box((length,))
         index = Index({"w": Entry(shape=(length,), dtype="F32", pieces=[Piece(file, box, 0, length)])})
         message = refused(lambda: TensorReader(tmp_path, index).full("w"), tensor_path(tmp_path, file))  # noqa: B023
-        assert "by the index" in message
+        assert "but the index says" in message

@@ -72,8 +72,11 @@ def test_docs_show_the_policy_of_the_example() -> None:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("dict(type='GPT', num_layers=1, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=8)", "no class of"),
-        ("dict(type='torch.nn.Linear', in_features=8, out_features=8)", "torch.nn.Linear is no model of transformers"),
+        (
+            "dict(type='GPT', num_layers=1, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=8)",
+            "neither a transformers class",
+        ),
+        ("dict(type='torch.nn.Linear', in_features=8, out_features=8)", "torch.nn.Linear is not a transformers model"),
     ],
 )
 def test_a_config_of_another_model(tmp_path: Path, model: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,8 +125,8 @@ def test_a_class_without_a_policy(capsys: pytest.CaptureFixture[str], monkeypatc
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["NoSuchModel"], "NoSuchModel is no model of transformers"),
-        (["collections.OrderedDict"], "collections.OrderedDict is no model of transformers"),
+        (["NoSuchModel"], "NoSuchModel is not a transformers model"),
+        (["collections.OrderedDict"], "collections.OrderedDict is not a transformers model"),
         (["LlamaForCausalLM", "num_layers"], "'num_layers' is not key=value"),
     ],
 )

@@ -129,8 +129,8 @@ def test_a_choice(flag: str, text: str, left: dict[str, object], again: str) -> 
             "--exclude",
             "node1:4@node2:1,7",
             [
-                "HST111 --exclude:1:1 node1 has no slot 4: it has 4, from 0",
-                "HST111 --exclude:1:9 node2 has no slot 7: it has 4, from 0",
+                "HST111 --exclude:1:1 node1 has no slot 4: it has 4 slots, numbered from 0",
+                "HST111 --exclude:1:9 node2 has no slot 7: it has 4 slots, numbered from 0",
             ],
         ),
         ("--include", "node1,node2", ["HST112 --include:1:1 'node1,node2' selects nothing"]),

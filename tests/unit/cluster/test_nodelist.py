@@ -55,7 +55,7 @@ def test_expand(text: str, names: str) -> None:
     ],
 )
 def test_what_is_no_list(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no node list|no list|no range|more than"):
+    with pytest.raises(ValueError, match=r"not a node list|not a list|not a range|more than"):
         expand(text)
 
 
@@ -121,9 +121,9 @@ def test_a_slurm_job() -> None:
     assert slurm(JOB).hosts == (("gpu07", 4), ("gpu08", 4), ("big1", 2))
     old = {"SLURM_NODELIST": "a", "SLURM_TASKS_PER_NODE": "2"}
     assert slurm(old).hosts == (("a", 2),)
-    with pytest.raises(ValueError, match="3 nodes, and SLURM_TASKS_PER_NODE 1"):
+    with pytest.raises(ValueError, match="3 nodes, but SLURM_TASKS_PER_NODE has 1"):
         slurm({**JOB, "SLURM_TASKS_PER_NODE": "4"})
-    with pytest.raises(ValueError, match="no Slurm job"):
+    with pytest.raises(ValueError, match="not a Slurm job"):
         slurm({})
 
 
@@ -131,7 +131,7 @@ def test_a_pbs_job(tmp_path: Path) -> None:
     file = tmp_path / "nodes"
     file.write_text("n2\nn2\nn1\nn2\n\n")
     assert pbs({"PBS_NODEFILE": str(file)}).hosts == (("n2", 3), ("n1", 1))
-    with pytest.raises(ValueError, match="no PBS job"):
+    with pytest.raises(ValueError, match="not a PBS job"):
         pbs({})
 
 
@@ -261,5 +261,5 @@ def test_what_is_wrong_with_an_allocation_stands_at_its_variable(
         monkeypatch.setenv(name, value)
     assert main(["lint", config, "--hostfile", "slurm"]) == 1
     out = capsys.readouterr().out
-    assert "SLURM_JOB_NODELIST:1:1: HST103 unequal-slots: big1 has 2 slots, and gpu07 has 4" in out
+    assert "SLURM_JOB_NODELIST:1:1: HST103 unequal-slots: big1 has 2 slots, but gpu07 has 4" in out
     assert "gpu[07-08],big1" in out

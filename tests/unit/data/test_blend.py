@@ -109,7 +109,7 @@ def test_a_part_gives_no_sample_twice_in_a_step(folder: Path) -> None:
     small = "dict(files=['c.txt'], eval_fraction=0.0, weight={})"  # 6 samples
     data = f"dict(type='blend', parts=[dict(files=['a.txt'], weight=1), {small}])"
     source_of(folder, data.format(3))
-    with pytest.raises(DslparError, match=r"BAT210.*takes 7 samples, and the text has 6") as caught:
+    with pytest.raises(DslparError, match=r"BAT210.*takes 7 samples, but the text has 6") as caught:
         source_of(folder, data.format(7))
     assert caught.value.findings[0].key == "data.parts.1"
 

@@ -204,8 +204,8 @@ def test_what_is_cut_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith(f"{samples.num_samples} conversations are trained on; ")
     assert second == (
-        "conversations trained on: 20 are cut to seq_len + 1 = 61 tokens; "
-        f"{20 - samples.num_samples} are left out, since no answer is left"
+        "conversations trained on: 20 are truncated to seq_len + 1 = 61 tokens; "
+        f"{20 - samples.num_samples} are left out, because no answer remains"
     )
     assert 0 < samples.num_samples < 20
 
@@ -244,7 +244,7 @@ def test_wrong_lines_are_named(tmp_path: Path) -> None:
     path.write_text("\n".join(lines))
     found = refused(job(tmp_path))
     assert found.code == "BAT218"
-    assert found.message == f"{path}:4: no JSON; 1 more of 20 lines are no conversations"
+    assert found.message == f"{path}:4: not valid JSON; 1 more of 20 lines are not conversations"
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_at_least_one_file_is_held_out_and_never_all() -> None:
     [
         ({"files": ("no.txt",)}, "BAT201", "does not exist"),
         ({"files": ("empty",)}, "BAT201", "holds no files"),
-        ({"files": ("short.txt",)}, "BAT203", "9 bytes are to train on, and a sample takes seq_len + 1 = 17"),
+        ({"files": ("short.txt",)}, "BAT203", "9 bytes are to train on, but a sample takes seq_len + 1 = 17"),
         ({"files": ("short.txt",), "seq_len": 8, "eval_fraction": 0.0}, "", ""),
     ],
 )
@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_said_before_it_is_read(tmp_path: Path, monkeypat
     assert said("corpus/link.txt") == f"{str(link)!r} is a link to 'gone.txt', which does not exist"
     link.unlink()
     os.mkfifo(pipe)
-    assert said("corpus") == f"{str(pipe)!r} is no file, but a device, a pipe or a socket"
+    assert said("corpus") == f"{str(pipe)!r} is not a file, but a device, a pipe or a socket"
     pipe.unlink()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert said("corpus/a.txt") == f"{str(tmp_path / 'corpus/a.txt')!r} may not be read by this user"
@@ -176,5 +176,5 @@ def test_a_step_of_more_samples_than_the_text_has_is_refused(tmp_path: Path) -> 
         if fits:
             load_corpus(sized)
             continue
-        with pytest.raises(DslparError, match=f"BAT210.*{micro_size} samples, and the text has 10 of 16 tokens"):
+        with pytest.raises(DslparError, match=f"BAT210.*{micro_size} samples, but the text has 10 of 16 tokens"):
             load_corpus(sized)

@@ -130,10 +130,10 @@ def test_mirrors_are_of_training_alone(tmp_path: Path) -> None:
     ("change", "code", "message"),
     [
         ({"images": np.zeros((5, 3), np.uint8)}, "BAT201", r"shape \(5, 3\)"),
-        ({"labels": np.zeros(7, int)}, "BAT201", r"30 images .* labels of the shape \(7,\)"),
-        ({"labels": np.zeros(30)}, "BAT201", "labels .* are float64, and not whole numbers"),
-        ({"labels": np.full(30, 3)}, "BAT213", "classes up to 3, and the model 3 of them"),
-        ({"images": np.zeros((3, 8, 8, 3), np.uint8)}, "BAT210", "takes 4 samples, and there are 2 images"),
+        ({"labels": np.zeros(7, int)}, "BAT201", r"has 30 images, but labels of the shape \(7,\)"),
+        ({"labels": np.zeros(30)}, "BAT201", "labels .* are float64, not whole numbers"),
+        ({"labels": np.full(30, 3)}, "BAT213", "classes up to 3, but the model has only 3 classes"),
+        ({"images": np.zeros((3, 8, 8, 3), np.uint8)}, "BAT210", "takes 4 samples, but there are 2 images"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, change: dict[str, Any], code: str, message: str) -> None:
@@ -144,7 +144,7 @@ def test_what_is_refused(tmp_path: Path, change: dict[str, Any], code: str, mess
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "images.npz").write_text("no array")
-    with pytest.raises(DslparError, match="neither a folder nor an array of numpy's"):
+    with pytest.raises(DslparError, match="neither a folder nor a NumPy array"):
         find_images(job(tmp_path / "images.npz"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DslparError, match="holds no images"):
@@ -154,5 +154,5 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_channels_of_another_number(tmp_path: Path) -> None:
-    with pytest.raises(DslparError, match="images have 3 channels, and the model takes 1"):
+    with pytest.raises(DslparError, match="images have 3 channels, but the model takes 1"):
         made(job(arrays(tmp_path), config={**VIT, "num_channels": 1})).batch([0], [0])

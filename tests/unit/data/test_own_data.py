@@ -75,8 +75,8 @@ def test_what_a_resume_must_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
     ("data", "code", "key", "message"),
     [
         ("dict(type='tests.unit.data.own_classes.Gone')", "CFG006", "data.type", "has no 'Gone'"),
-        ("dict(type='torch.nn.ReLU')", "BAT223", "data.type", "no class with __len__"),
-        ("dict(type='tests.unit.data.own_classes.torch.manual_seed', seed=3)", "BAT223", "data.type", "no class"),
+        ("dict(type='torch.nn.ReLU')", "BAT223", "data.type", "not a class with __len__"),
+        ("dict(type='tests.unit.data.own_classes.torch.manual_seed', seed=3)", "BAT223", "data.type", "not a class"),
         (f"dict({ROWS}, number=9)", "CFG223", "data", "missing a required argument: 'count'"),
         (f"dict({ROWS}, count=9, eval=dict(number=3))", "CFG223", "data.eval", "number"),
         (f"dict({ROWS}, count=3)", "BAT210", "batch", "there are 3 to train on"),

@@ -134,7 +134,7 @@ def test_what_a_mask_leaves_out_is_left_out(tmp_path: Path) -> None:
 def test_an_id_that_the_model_does_not_know_is_refused(tmp_path: Path, wrong: int) -> None:
     save({"input_ids": [[7, wrong]] * 16}, tmp_path / "rows")
     samples = train_samples(tmp_path, GPT, "path='rows'")
-    with pytest.raises(DslparError, match=f"BAT205.*a token is {wrong}, and the vocabulary has 256"):
+    with pytest.raises(DslparError, match=f"BAT205.*token id {wrong} is outside the vocabulary of 256 tokens"):
         samples.batch([0], [0])
 
 
@@ -178,16 +178,16 @@ def cut(path: Path) -> None:
     ("data", "damage", "message"),
     [
         ("path='gone'", None, "BAT222.*there is no such folder"),
-        ("path='dict', split='tran'", None, "CFG|BAT123.*it has the splits train, test, and no 'tran'"),
+        ("path='dict', split='tran'", None, "CFG|BAT123.*it has the splits train, test, but no 'tran'"),
         ("path='rows', split='train'", None, "BAT123.*it has no splits"),
         ("path='rows', text_column='number'", None, "BAT123.*'number' is not a text column: its type is int64"),
         ("path='rows', text_column='txt'", None, "BAT123.*'txt' is not a text column: there is no such column"),
         ("path='rows'", ("state.json", lambda path: path.write_text("{}")), "BAT123.*has no '_data_files'"),
-        ("path='rows'", ("state.json", lambda path: path.write_text("[")), "BAT123.*state.json: no JSON"),
+        ("path='rows'", ("state.json", lambda path: path.write_text("[")), "BAT123.*state.json: not valid JSON"),
         ("path='rows'", ("dataset_info.json", Path.unlink), "BAT123.*dataset_info.json: No such file"),
         ("path='rows'", ("data-00001-of-00003.arrow", Path.unlink), "BAT123.*there is no such file"),
         ("path='rows'", ("data-00001-of-00003.arrow", cut), "BAT222.*rows"),
-        ("path='rows', seq_len=3", None, "BAT205.*row .* has .* input_ids, and a sample 3 tokens"),
+        ("path='rows', seq_len=3", None, "BAT205.*row .* has .* input_ids, but a sample has 3 tokens"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_refused(

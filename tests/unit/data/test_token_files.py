@@ -147,14 +147,14 @@ def test_documents_of_all_forms(tmp_path: Path) -> None:
 def test_a_line_without_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 9 + '{"content": "b"}\n')
     for shard_bytes in (20, 1 << 20):
-        with pytest.raises(DslparError, match=r"BAT214.*a\.jsonl:10: no JSON object with a text 'text'"):
+        with pytest.raises(DslparError, match=r"BAT214.*a\.jsonl:10: not a JSON object with a text 'text'"):
             tokenize(Request([str(tmp_path / "a.jsonl")], str(tmp_path / "out"), shard_bytes=shard_bytes))
     assert not (tmp_path / "out").exists()
     (tmp_path / "a.txt").write_text("abcdef")
     monkeypatch.setattr(documents, "_MAX_DOCUMENT_BYTES", 5)
     with pytest.raises(DslparError, match="--document-separator"):
         tokenize(Request([str(tmp_path / "a.txt")], str(tmp_path / "out")))
-    with pytest.raises(DslparError, match=r"BAT214.*is no file"):
+    with pytest.raises(DslparError, match=r"BAT214.*is not a file"):
         tokenize(Request([str(tmp_path / "gone")], str(tmp_path / "out")))
 
 
@@ -162,7 +162,7 @@ def test_a_finished_folder_stays(written: Path, tmp_path: Path) -> None:
     text, before = str(written.parent / "text"), (written / "tokens.json").stat().st_mtime_ns
     assert tokenize(Request([text], str(written))) == read_token_folder(str(written))
     assert (written / "tokens.json").stat().st_mtime_ns == before
-    with pytest.raises(DslparError, match=r"BAT215.*is there already"):
+    with pytest.raises(DslparError, match=r"BAT215.*already exists"):
         tokenize(Request([text, text], str(written)))
 
 
@@ -197,7 +197,7 @@ def test_an_id_beyond_the_vocabulary_is_refused(written: Path) -> None:
     small = section.GPT(num_layers=1, hidden_size=8, num_heads=2, vocab_size=100, max_seq_len=16)
     config = job(written.parent, model=small, path="tokens")
     samples = make_samples(config, find_source(config).train, ())
-    with pytest.raises(DslparError, match=r"BAT216.*and the vocabulary has 100"):
+    with pytest.raises(DslparError, match=r"BAT216.*outside the vocabulary of 100 tokens"):
         samples.batch(range(20), range(20))
 
 
@@ -258,7 +258,7 @@ def test_megatron_s_files_are_read(tmp_path: Path, code: int) -> None:
     assert samples.num_samples == 179 // 16
     assert samples.batch([1], [0])[1].tolist() == [ids[17:33].tolist()]
     (tmp_path / "corpus.bin").write_bytes(ids.tobytes()[:-4])
-    assert "and the index is of 200" in read_token_folder(str(tmp_path / "corpus")).problem
+    assert "but the index has 200" in read_token_folder(str(tmp_path / "corpus")).problem
 
 
 # ---- damage ----

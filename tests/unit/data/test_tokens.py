@@ -135,9 +135,9 @@ def test_another_tokenizer_is_other_data(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (None, "there is no such file"),
-        ("no json", "it is no JSON"),
-        ("[]", "it is no tokenizer.json"),
-        ('{"model": {"vocab": {"a": "b"}}}', "it is no JSON"),
+        ("no json", "it is not JSON"),
+        ("[]", "it is not a tokenizer.json"),
+        ('{"model": {"vocab": {"a": "b"}}}', "it is not JSON"),
         ('{"model": {"vocab": {"a": 0}}}', "has no token 'cls'"),
     ],
 )
@@ -164,5 +164,5 @@ def test_bytes_come_after_special_tokens(tmp_path: Path) -> None:
 def test_too_little_text_is_told_when_it_is_known(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 40)
     config = job(tmp_path, "mlm", BERT, files=("a.txt",), eval_fraction=0.0)
-    with pytest.raises(DslparError, match=r"BAT210.*4 samples, and the text has 3 of 16"):
+    with pytest.raises(DslparError, match=r"BAT210.*4 samples, but the text has 3 of 16"):
         make_samples(config, find_source(config).train, ())

@@ -177,7 +177,7 @@ def test_tasks_at_arbitrary_nodes_need_an_address() -> None:
 def test_half_a_place_is_refused_not_run_as_many_worlds_of_one() -> None:
     with pytest.raises(DslparError, match="LOCAL_RANK"):
         read_distributed_env({"WORLD_SIZE": "4", "RANK": "1"})
-    with pytest.raises(DslparError, match="PMI_SIZE is 4, and MPI_LOCALRANKID not set"):
+    with pytest.raises(DslparError, match="PMI_SIZE is 4, but MPI_LOCALRANKID is not set"):
         read_distributed_env({"PMI_RANK": "1", "PMI_SIZE": "4"})
 
 

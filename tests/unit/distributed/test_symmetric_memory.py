@@ -23,7 +23,7 @@ CASES = {
     "one device": ([place(0), place(0)], "ranks 0 and 1 share a device"),
     "each sees its own": (
         ALONE,
-        "ranks 0 and 1 see their own devices alone, both as number 0: let all see all of the host's, or set "
+        "ranks 0 and 1 see only their own device, both as number 0: let each rank see all devices of its host, or set "
         f"{ALLOW_SHARED}=1",
     ),
 }

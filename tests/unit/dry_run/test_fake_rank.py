@@ -33,7 +33,7 @@ def test_a_process_that_is_a_rank_already() -> None:
 
 
 def _is_a_rank() -> None:
-    with pytest.raises(RuntimeError, match="this process is one already"), fake_rank(MESH, 0):
+    with pytest.raises(RuntimeError, match="this process already is one"), fake_rank(MESH, 0):
         pass
     assert dist.is_initialized()
 

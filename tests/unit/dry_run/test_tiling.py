@@ -64,11 +64,11 @@ TWO = TensorMesh(q=2, y=2, mode="2d", residual="hidden")
 @pytest.mark.parametrize(
     ("cuts", "message"),
     [
-        ((("y", "y"), ("z",)), "dim 0, cut over y y: 4 of 8 indices are on no rank, such as 2"),
-        ((("y",), ("y",)), "2 of 4 boxes are on no rank: two dims are cut over one axis"),
-        ((("y", "data"), ()), "cut over data, which is no axis of the cuboid"),
+        ((("y", "y"), ("z",)), "dim 0, sharded over y y: 4 of 8 indices are on no rank, such as 2"),
+        ((("y",), ("y",)), "2 of 4 shards are on no rank: two dims are sharded over one axis"),
+        ((("y", "data"), ()), "sharded over data, which is not an axis of the cuboid"),
         ((("y",),), "1 cuts of 2 dims"),
-        ((("y", "q", "q"), ()), "dim 0, cut over y q q: 4 of 8 indices are on no rank, such as 1"),
+        ((("y", "q", "q"), ()), "dim 0, sharded over y q q: 4 of 8 indices are on no rank, such as 1"),
     ],
 )
 def test_messages(cuts: tuple[tuple[str, ...], ...], message: str) -> None:
@@ -78,7 +78,7 @@ def test_messages(cuts: tuple[tuple[str, ...], ...], message: str) -> None:
 def test_a_cut_that_gives_all_ranks_one_piece_is_found() -> None:
     with patch.object(placement, "piece", lambda tensor, coord, letters: (0, 2 ** len(letters))):
         (error,) = tiling_errors(Placement(TWO, (8, 4), (("y",), ())))
-    assert error == "dim 0, cut over y: 4 of 8 indices are on no rank, such as 4"
+    assert error == "dim 0, sharded over y: 4 of 8 indices are on no rank, such as 4"
 
 
 def test_pieces_that_overlap_are_found() -> None:
@@ -89,13 +89,13 @@ def test_pieces_that_overlap_are_found() -> None:
 
     with patch.object(placement, "take", overlapping):
         (error,) = tiling_errors(Placement(TWO, (8,), (("y",),)))
-    assert error == "dim 0, cut over y: 1 of 8 indices are in two pieces, such as 4"
+    assert error == "dim 0, sharded over y: 1 of 8 indices are in two shards, such as 4"
 
 
 def test_two_owners_are_found() -> None:
     with patch.object(Placement, "owner", lambda self, coord: coord["y"] == 0):
         (error,) = tiling_errors(Placement(TWO, (8,), (("y",),)))
-    assert error.startswith("2 of 2 boxes have no owner, or several")
+    assert error.startswith("2 of 2 shards have no owner, or several")
 
 
 def test_a_length_that_does_not_divide_is_found() -> None:

@@ -39,10 +39,10 @@ def test_what_a_file_leaves_out_is_the_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "no JSON"),
+        ("{", "not valid JSON"),
         ("[]", "a mapping"),
         ('{"format": 2}', "'constants'"),
-        ('{"format": 1, "constants": {}}', "its format is 1, and this version of dslpar reads 2: calibrate again"),
+        ('{"format": 1, "constants": {}}', "its format is 1, but this version of dslpar reads 2: calibrate again"),
         ('{"format": 2, "constants": {"nic_speed": 1}}', "unknown constants.nic_speed; there are product_efficiency"),
         (
             '{"format": 2, "constants": {"nic_efficiency": "0.5"}}',

@@ -35,7 +35,7 @@ def test_a_blend_has_the_vocabulary_of_the_first_part_that_says_one(tmp_path: Pa
 def test_ids_of_nobody_s_tokenizer_need_one(tmp_path: Path, data: str) -> None:
     (tmp_path / "state.json").write_text('{"_data_files": [], "_fingerprint": "a"}')
     (tmp_path / "dataset_info.json").write_text('{"features": {}}')
-    with pytest.raises(DslparError, match=r"BAT212.*nothing says which tokenizer") as caught:
+    with pytest.raises(DslparError, match=r"BAT212.*the tokenizer that made .* is unknown") as caught:
         codec_of(job_of(tmp_path, data))
     assert "--tokenizer" in caught.value.findings[0].help
 

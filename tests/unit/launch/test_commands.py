@@ -485,7 +485,7 @@ def test_the_other_mpi() -> None:
 def test_more_ranks_than_accelerators() -> None:
     found = refused("torchrun", facts=GPUS._replace(accelerators=4))
     assert found["code"] == "HST206"
-    assert "8 ranks on this host, which has 4 accelerators" in found["said"]
+    assert "8 ranks on this host, which has only 4 accelerators" in found["said"]
     assert refused("torchrun", ONE, GPUS._replace(accelerators=4))["code"] == "HST206"
     assert launch("torchrun", TWO, GPUS._replace(accelerators=4)).remote, "what others have is not known here"
 

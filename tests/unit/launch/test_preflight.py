@@ -48,14 +48,14 @@ def test_nothing_is_said_of_hosts_that_are_alike() -> None:
         (
             GOOD._replace(versions={**VERSIONS, "torch": "1.0.0"}),
             "HST212",
-            "node2 has torch 1.0.0, and this",
+            "node2 has torch 1.0.0, but this",
             "same env",
         ),
         (GOOD._replace(versions={**VERSIONS, "deepspeed": ""}), "HST212", "node2 has deepspeed (none)", "same env"),
         (GOOD._replace(folder="not shared"), "HST214", "does not see what this host writes to out", "output_dir="),
         (GOOD._replace(folder="not writable"), "HST214", "may not write to out", "output_dir="),
-        (GOOD._replace(accelerators=2), "HST206", "node2 has 2 accelerators, and the hostfile asks for 4", "slots=2"),
-        (GOOD._replace(accelerators=0), "HST206", "node2 has 0 accelerators, and the hostfile asks for 4", "driver"),
+        (GOOD._replace(accelerators=2), "HST206", "node2 has 2 accelerators, but the hostfile asks for 4", "slots=2"),
+        (GOOD._replace(accelerators=0), "HST206", "node2 has 0 accelerators, but the hostfile asks for 4", "driver"),
         (GOOD._replace(interface=""), "HST217", "node2 has no network interface that the other", "GLOO_SOCKET_IFNAME"),
     ],
 )
@@ -146,7 +146,7 @@ SAYS = {
     "of another dslpar": (
         """echo '{"dslpar": {"host": "n", "versions": {"dslpar": "9.9+0"}, "new": 1}}'""",
         "HST212",
-        "node2 has dslpar 9.9+0, and this host another version",
+        "node2 has dslpar 9.9+0, but this host has another version",
     ),
     "nothing": ("exit 0", "HST212", "cannot run dslpar: status 0"),
 }

@@ -41,9 +41,9 @@ def test_fields_that_fit_are_no_finding(tmp_path: Path) -> None:
 def test_each_field_that_differs_has_its_finding_and_its_line(tmp_path: Path) -> None:
     weights(tmp_path, num_heads=6, activation="gelu")
     heads, activation = found(tmp_path)
-    assert heads.message == "num_heads is 4, and the weights in model.pretrained have 6"
+    assert heads.message == "num_heads is 4, but the weights in model.pretrained have 6"
     assert (heads.help, heads.location.line) == ("model.num_heads=6", 2)
-    assert activation.message == "activation is 'gelu_tanh', and the weights in model.pretrained have 'gelu'"
+    assert activation.message == "activation is 'gelu_tanh', but the weights in model.pretrained have 'gelu'"
     assert activation.location.line == 3
 
 

@@ -42,12 +42,12 @@ SAID = [
     ),
     (
         "optimizer = dict(type='FusedAdam')\nzero = dict(stage=2, offload_optimizer='cpu')",
-        "FusedAdam runs on the accelerator, and zero.offload_optimizer is on",
+        "FusedAdam runs on the accelerator, but zero.offload_optimizer is on",
         "optimizer.type='AdamW' or 'DeepSpeedCPUAdam'",
     ),
     (
         "optimizer = dict(type='DeepSpeedCPUAdam')\nzero = 2",
-        "DeepSpeedCPUAdam runs on the CPU, and zero.offload_optimizer is off",
+        "DeepSpeedCPUAdam runs on the CPU, but zero.offload_optimizer is off",
         "zero.offload_optimizer='cpu', or optimizer.type='AdamW'",
     ),
     (
@@ -68,7 +68,7 @@ SAID = [
     ),
     (
         "lr_scheduler = dict(type='MultiStepLR', milestones=[3, 2])",
-        "lr_scheduler.milestones is [3, 2], and must be a list of rising step numbers",
+        "lr_scheduler.milestones is [3, 2], but must be a list of rising step numbers",
         "choose a list of rising step numbers",
     ),
     (
@@ -78,12 +78,12 @@ SAID = [
     ),
     (
         "optimizer = dict(type='Rprop')\nlr_scheduler = dict(type='CyclicLR', base_lr=0)",
-        "CyclicLR cycles the momentum, and Rprop has none",
+        "CyclicLR cycles the momentum, but Rprop has none",
         "add cycle_momentum=False to lr_scheduler",
     ),
     (
         "lr_scheduler = dict(type='OneCycleLR', total_steps=9)\ntrain = dict(steps=10)",
-        "the scheduler has 9 steps, and the run 10",
+        "the scheduler has 9 steps, but the run has 10",
         "total_steps=10, or train.steps=9",
     ),
     # micro-batches
@@ -99,7 +99,7 @@ SAID = [
     ),
     (
         "schedule = dict(num_microbatches=4)\nbatch = dict(accumulation=2)",
-        "num_microbatches is 4, and batch.accumulation is 2",
+        "num_microbatches is 4, but batch.accumulation is 2",
         "keep one of schedule.num_microbatches and batch.accumulation",
     ),
     (
@@ -200,7 +200,7 @@ LAYERS = [
     ("[]", "model.layers_cfg must be a list of dicts, at least one", "layers_cfg=[dict(type='Linear', "),
     (
         "[dict(type='ReLU', layer_idx=-2)]",
-        "model.layers_cfg.0.layer_idx is -2, and must be a whole number from 0, or -1 for the last",
+        "model.layers_cfg.0.layer_idx is -2, but must be a whole number from 0, or -1 for the last",
         "choose a whole number from 0, or -1 for the last",
     ),
     (

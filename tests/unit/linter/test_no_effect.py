@@ -158,7 +158,7 @@ def test_a_key_with_an_effect_has_no_finding(text: str) -> None:
         ),
         (
             PIPED + "zero = dict(overlap_param_gather=True)",
-            "overlap_param_gather has no effect at ZeRO stage 0: each rank steps all weights; leave"
+            "overlap_param_gather has no effect at ZeRO stage 0: each rank updates all weights; leave"
             " overlap_param_gather out, or stage=1",
         ),
         (
@@ -184,11 +184,11 @@ def test_a_key_with_an_effect_has_no_finding(text: str) -> None:
         ),
         (
             "parallel = dict(tensor=dict(size=1, mode='1d', sequence=True))",
-            "sequence has no effect: the tensor group is one rank; leave sequence out; or choose a size over 1",
+            "sequence has no effect: the tensor group has only one rank; leave sequence out; or choose a size over 1",
         ),
         (
             "parallel = dict(tensor=dict(size=1, mode='2.5d', depth=1, keep='x'))",
-            "depth and keep have no effect: the tensor group is one rank; leave depth and keep out; or choose a"
+            "depth and keep have no effect: the tensor group has only one rank; leave depth and keep out; or choose a"
             " size over 1",
         ),
         (

@@ -70,7 +70,7 @@ CASES: list[Row] = [
         4,
         [
             (
-                "PAR102 2 one replica needs pipeline 8 ranks, and the world has 4; start at least 8 ranks; or "
+                "PAR102 2 one replica needs pipeline 8 ranks, but the world has 4; start at least 8 ranks; or "
                 "choose smaller sizes"
             )
         ],
@@ -109,7 +109,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "PAR104 3 train.dist.pipeline_parallel_size is 2, and `parallel` has 4; keep one of "
+                "PAR104 3 train.dist.pipeline_parallel_size is 2, but `parallel` has 4; keep one of "
                 "train.dist.pipeline_parallel_size and parallel.pipeline"
             )
         ],
@@ -123,7 +123,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "PAR104 3 train.dist.tensor_parallel_size means mode '1d', and `parallel` has '2d'; keep one of "
+                "PAR104 3 train.dist.tensor_parallel_size means mode '1d', but `parallel` has '2d'; keep one of "
                 "train.dist.tensor_parallel_size and parallel.tensor"
             )
         ],
@@ -140,7 +140,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "PAR104 3 train.dist.custom_pipeline_stage_id is another partition of the layers than "
+                "PAR104 3 train.dist.custom_pipeline_stage_id partitions the layers differently from "
                 "`parallel.pipeline`; leave train.dist.custom_pipeline_stage_id out, or write it under "
                 "parallel.pipeline.stage_ids"
             )
@@ -160,8 +160,8 @@ CASES: list[Row] = [
         "",
         "a slots=5\nb slots=3\nc slots=4\n",
         [
-            "HST103 2 b has 3 slots, and a has 5; slots=3 on each",
-            "HST103 3 c has 4 slots, and a has 5; slots=3 on each",
+            "HST103 2 b has 3 slots, but a has 5; slots=3 on each",
+            "HST103 3 c has 4 slots, but a has 5; slots=3 on each",
         ],
     ),
     (
@@ -170,7 +170,7 @@ CASES: list[Row] = [
         "a slots=0\nb slots=3\nc slots=4\n",
         [
             "HST104 1 a has no slots; choose slots=N of 1 or more, or leave the host out",
-            "HST103 3 c has 4 slots, and b has 3; slots=3 on each",
+            "HST103 3 c has 4 slots, but b has 3; slots=3 on each",
         ],
     ),
     (
@@ -183,7 +183,7 @@ CASES: list[Row] = [
         "",
         "",
         (8, "a slots=3\nb slots=3\n"),
-        ["HST105 2 6 slots in all, and the world size is 8; --world-size 6; or choose 8 slots in all"],
+        ["HST105 2 6 slots in all, but the world size is 8; --world-size 6; or choose 8 slots in all"],
     ),
     (
         "",
@@ -201,7 +201,7 @@ CASES: list[Row] = [
         "",
         "",
         "a slots=4\nxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx x xxxxxxxxxxxxxxxxxxxxxx\n",
-        ["HST101 2 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' is no host; one host per line: NAME slots=N"],
+        ["HST101 2 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' is not a host; one host per line: NAME slots=N"],
     ),
     (
         "",
@@ -261,8 +261,8 @@ CASES: list[Row] = [
         "a slots=4\nb slots=2\nc slots=2\n",
         [
             "PERF101 2 tensor groups of 4 ranks on hosts of 2 slots: some groups cross hosts; parallel.tensor.size=2",
-            "HST103 2 b has 2 slots, and a has 4; slots=2 on each",
-            "HST103 3 c has 2 slots, and a has 4; slots=2 on each",
+            "HST103 2 b has 2 slots, but a has 4; slots=2 on each",
+            "HST103 3 c has 2 slots, but a has 4; slots=2 on each",
         ],
     ),
     (
@@ -328,7 +328,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "ZER105 2 DeepSpeedCPUAdam runs on the CPU, and zero.offload_optimizer is off; zero.stage=1 with "
+                "ZER105 2 DeepSpeedCPUAdam runs on the CPU, but zero.offload_optimizer is off; zero.stage=1 with "
                 "zero.offload_optimizer='cpu', or optimizer.type='AdamW'"
             )
         ],
@@ -339,7 +339,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "ZER105 2 DeepSpeedCPUAdam runs on the CPU, and zero.offload_optimizer is off; "
+                "ZER105 2 DeepSpeedCPUAdam runs on the CPU, but zero.offload_optimizer is off; "
                 "zero.offload_optimizer='cpu', or optimizer.type='AdamW'"
             )
         ],
@@ -369,19 +369,19 @@ CASES: list[Row] = [
         "",
         "data = dict(seq_len=95)\nparallel = dict(tensor=dict(size=2, mode='1d', sequence=True))",
         8,
-        ["TEN204 2 sequences of 95 tokens do not divide over 2 ranks; nearest legal: 94 or 96"],
+        ["TEN204 2 sequences of 95 tokens cannot be split evenly over 2 ranks; nearest legal: 94 or 96"],
     ),
     (
         "max_seq_len=95",
         "parallel = dict(tensor=dict(size=2, mode='1d', sequence=True))",
         8,
-        ["TEN204 1 sequences of 95 tokens do not divide over 2 ranks; nearest legal: 94 or 96"],
+        ["TEN204 1 sequences of 95 tokens cannot be split evenly over 2 ranks; nearest legal: 94 or 96"],
     ),
     (
         "max_seq_len=95",
         "data = dict(seq_len=95)\nparallel = dict(tensor=dict(size=2, mode='1d', sequence=True))",
         8,
-        ["TEN204 2 sequences of 95 tokens do not divide over 2 ranks; nearest legal: 94"],
+        ["TEN204 2 sequences of 95 tokens cannot be split evenly over 2 ranks; nearest legal: 94"],
     ),
     (
         "",
@@ -672,7 +672,7 @@ CASES: list[Row] = [
                 "optimizer.type='DeepSpeedCPUAdam' with zero.offload_optimizer='cpu'"
             ),
             (
-                "ZER105 4 DeepSpeedCPUAdam runs on the CPU, and zero.offload_optimizer is off; "
+                "ZER105 4 DeepSpeedCPUAdam runs on the CPU, but zero.offload_optimizer is off; "
                 "zero.offload_optimizer='cpu', or optimizer.type='AdamW'"
             ),
         ],
@@ -727,7 +727,7 @@ CASES: list[Row] = [
         "",
         "parallel = dict(tensor=dict(size=6, mode='cuboid', shape=(1, 2, 2)))",
         6,
-        ["TEN107 2 shape 1*2*2 has 4 ranks, and size is 6; choose a shape of 6 ranks"],
+        ["TEN107 2 shape 1*2*2 has 4 ranks, but size is 6; choose a shape of 6 ranks"],
     ),
     (
         "",
@@ -831,7 +831,7 @@ CASES: list[Row] = [
         "",
         f"{RESMLP.format(50, 36, 4)}parallel = dict(tensor=dict(size=8, mode='3d'))",
         8,
-        ["TEN140 1 hidden_size: 50 does not divide by z * q = 4; nearest legal: 48 or 52"],
+        ["TEN140 1 hidden_size: 50 is not divisible by z * q = 4; nearest legal: 48 or 52"],
     ),
     (
         "",
@@ -839,7 +839,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "TEN140 1 image_size: 81 does not divide by y = 4 (tokens of an image); choose other sizes of images "
+                "TEN140 1 image_size: 81 is not divisible by y = 4 (tokens of an image); choose other sizes of images "
                 "or patches, or another tensor mode"
             )
         ],
@@ -902,7 +902,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "BAT121 2 part 0 has no weight, and part 1 has 3; add weight=1 to data.parts.0, or leave "
+                "BAT121 2 part 0 has no weight, but part 1 has 3; add weight=1 to data.parts.0, or leave "
                 "data.parts.1.weight out"
             )
         ],
@@ -1038,7 +1038,7 @@ AND_SLOW: list[Row] = [
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
         "parallel = dict(pipeline=64)\nbatch = dict(accumulation=4)",
         64,
-        ["PIP101 2 64 stages, and the model has 32 layers; at most 32: each stage has at least one layer"],
+        ["PIP101 2 64 stages, but the model has 32 layers; at most 32: each stage needs at least one layer"],
     ),
     (
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
@@ -1117,7 +1117,7 @@ AND_SLOW: list[Row] = [
         "num_layers=4",
         "parallel = dict(pipeline=5)\nbatch = dict(accumulation=16)",
         5,
-        ["PIP101 2 5 stages, and the model has 4 layers; at most 4: each stage has at least one layer"],
+        ["PIP101 2 5 stages, but the model has 4 layers; at most 4: each stage needs at least one layer"],
     ),
     (
         "num_layers=4",
@@ -1146,8 +1146,8 @@ AND_SLOW: list[Row] = [
         2,
         [
             (
-                "PIP104 2 stage id 2, and the stages are 0..1; choose an id from 0 to 1; the pipeline size "
-                "bounds it, not the world size"
+                "PIP104 2 stage id 2 does not exist: the stages are 0..1; choose an id from 0 to 1; the pipeline size "
+                "limits it, not the world size"
             )
         ],
     ),
@@ -1157,8 +1157,8 @@ AND_SLOW: list[Row] = [
         2,
         [
             (
-                "PIP104 2 stage id -1, and the stages are 0..1; choose an id from 0 to 1; the pipeline size "
-                "bounds it, not the world size"
+                "PIP104 2 stage id -1 does not exist: the stages are 0..1; choose an id from 0 to 1; the pipeline size "
+                "limits it, not the world size"
             )
         ],
     ),
@@ -1184,7 +1184,7 @@ AND_SLOW: list[Row] = [
         "num_layers=4",
         "parallel = dict(pipeline=dict(size=2, counts=[2, 3]))\nbatch = dict(accumulation=16)",
         2,
-        ["PIP107 2 the counts add up to 5, and the model has 4 layers; such as [2, 2]"],
+        ["PIP107 2 the counts add up to 5, but the model has 4 layers; such as [2, 2]"],
     ),
     (
         "num_layers=4",
@@ -1195,7 +1195,7 @@ AND_SLOW: list[Row] = [
         2,
         [
             (
-                "PIP106 2 stage_ids and counts and method each give a partition of the layers; keep one of "
+                "PIP106 2 stage_ids and counts and method each set the partition of the layers; keep one of "
                 "stage_ids, counts and method"
             )
         ],
@@ -1204,13 +1204,13 @@ AND_SLOW: list[Row] = [
         "num_layers=4",
         "parallel = dict(pipeline=dict(size=2, counts=[2, 2], method='cost'))\nbatch = dict(accumulation=16)",
         2,
-        ["PIP106 2 counts and method each give a partition of the layers; keep one of counts and method"],
+        ["PIP106 2 counts and method each set the partition of the layers; keep one of counts and method"],
     ),
     (
         "num_layers=4",
         ("train = dict(dist=dict(pipeline_parallel_size=2, pipeline_num_layers=6))\nbatch = dict(accumulation=16)"),
         2,
-        ["PIP108 2 pipeline_num_layers is 6, and the model has 4 layers; write 4, or leave it out"],
+        ["PIP108 2 pipeline_num_layers is 6, but the model has 4 layers; write 4, or leave it out"],
     ),
     (
         "num_layers=4",

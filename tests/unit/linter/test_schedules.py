@@ -70,8 +70,8 @@ def test_a_hyphen_is_a_slip() -> None:
         # layers for all stages
         (
             config("dict(type='zero_bubble', num_model_chunks=3)"),
-            "PIP101 4 ranks with 3 stages each, and the model has 8 layers;"
-            " num_model_chunks at most 2: each stage has at least one layer",
+            "PIP101 4 ranks with 3 stages each, but the model has 8 layers;"
+            " num_model_chunks at most 2: each stage needs at least one layer",
         ),
         # partitions
         (
@@ -105,12 +105,12 @@ def test_a_hyphen_is_a_slip() -> None:
         # a backward that cannot be split
         (
             config("'zero_bubble'", more="train = dict(compile=True)\n"),
-            "PIP116 'zero_bubble' splits the backward, and train.compile makes one graph of a layer's backward;"
+            "PIP116 'zero_bubble' splits the backward, but train.compile makes one graph of a layer's backward;"
             " train.compile_components=['loss'], or schedule.type='1f1b'",
         ),
         (
             config("dict(type='zero_bubble', num_model_chunks=2)", more="train = dict(compile=True)\n"),
-            "PIP116 'zero_bubble' splits the backward, and train.compile makes one graph of a layer's backward;"
+            "PIP116 'zero_bubble' splits the backward, but train.compile makes one graph of a layer's backward;"
             " train.compile_components=['loss'], or schedule.type='interleaved'",
         ),
         # memory that waits for W

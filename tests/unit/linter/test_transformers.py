@@ -90,7 +90,7 @@ def test_sizes_that_are_some(name: str, given: str) -> None:
 
 def test_stages_and_sequences() -> None:
     found = findings(model() + "parallel = dict(pipeline=8)\n")
-    assert [(item.code, item.message) for item in found] == [("PIP101", "8 stages, and the model has 6 layers")]
+    assert [(item.code, item.message) for item in found] == [("PIP101", "8 stages, but the model has 6 layers")]
     assert codes(model() + "data = dict(seq_len=65)\n") == ["BAT103"]
     assert codes(model() + "parallel = dict(pipeline=dict(size=2, counts=[3, 4]))\n") == ["PIP107"]
 
@@ -98,7 +98,7 @@ def test_stages_and_sequences() -> None:
 def test_experts_are_whole_on_each_rank() -> None:
     config = "config=dict(num_local_experts=6, max_position_embeddings=64)"
     found = findings(model(config, "MixtralForCausalLM") + "parallel = dict(tensor=dict(size=4, mode='2d'))\n")
-    message = "num_local_experts 6 over 4 tensor ranks: 2 of 8 places have no expert, and their ranks wait"
+    message = "num_local_experts 6 over 4 tensor ranks: 2 of 8 places have no expert, so their ranks wait"
     assert [(item.code, item.message) for item in found] == [("PERF110", message)]
 
 
@@ -107,7 +107,7 @@ def test_a_default_is_told_as_one() -> None:
     found = findings(
         model("config=dict(max_position_embeddings=64)") + "parallel = dict(tensor=dict(size=64, mode='1d'))\n", 64
     )
-    assert "num_attention_heads 32 does not divide by y = 64 (the default of LlamaConfig)" in [
+    assert "num_attention_heads 32 is not divisible by y = 64 (the default of LlamaConfig)" in [
         item.message for item in found
     ]
     assert {item.location.line for item in found} == {1}
@@ -178,7 +178,7 @@ def test_sizes_of_config_json_are_found_there(tmp_path: Path) -> None:
     heads = next(item for item in found if item.code == "TEN131")
     assert heads.location.path.endswith("saved/config.json")
     assert (heads.location.line, heads.location.column) == (7, 26)
-    assert (SAVED["num_attention_heads"], heads.message) == (6, "num_attention_heads 6 does not divide by y = 4")
+    assert (SAVED["num_attention_heads"], heads.message) == (6, "num_attention_heads 6 is not divisible by y = 4")
 
 
 def test_what_the_config_says_holds_over_the_folder(tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_what_the_config_says_holds_over_the_folder(tmp_path: Path) -> None:
     ("files", "said"),
     [
         ({}, "saved' has no config.json"),
-        ({"config.json": "{"}, "cannot read config.json: it is no JSON"),
-        ({"config.json": "[1]"}, "cannot read config.json: it is no JSON object"),
+        ({"config.json": "{"}, "cannot read config.json: it is not JSON"),
+        ({"config.json": "[1]"}, "cannot read config.json: it is not a JSON object"),
         ({"config.json": SAVED}, "has neither model.safetensors nor model.safetensors.index.json"),
         (
             {"config.json": SAVED, "model.safetensors.index.json": {"weight_map": {"a": "1.safetensors", "b": "2"}}},
@@ -200,11 +200,11 @@ def test_what_the_config_says_holds_over_the_folder(tmp_path: Path) -> None:
         ({"config.json": SAVED, "model.safetensors.index.json": "{}"}, "has no weight_map that can be read"),
         (
             {"config.json": SAVED | {"architectures": ["GPT2LMHeadModel"]}, "model.safetensors": ""},
-            "this is a config of GPT2LMHeadModel, and the model's type is LlamaForCausalLM",
+            "this is a config of GPT2LMHeadModel, but the model's type is LlamaForCausalLM",
         ),
         (
             {"config.json": {"model_type": "gpt2", "max_position_embeddings": 8}, "model.safetensors": ""},
-            "this is a config of model_type 'gpt2', and the model's type is LlamaForCausalLM",
+            "this is a config of model_type 'gpt2', but the model's type is LlamaForCausalLM",
         ),
         ({"config.json": {"hidden_size": 64}, "model.safetensors": ""}, "neither architectures nor a model_type"),
     ],
@@ -299,7 +299,7 @@ def test_tokens_of_an_image_divide(name: str, image: int, tensor: str, said: str
             "decoder_num_attention_heads=3",
             "size=2, mode='1d'",
             "3",
-            "the decoder has 3 heads, which do not divide by y",
+            "the decoder has 3 heads, which are not divisible by y",
         ),
         ("decoder_hidden_size=511", "size=4, mode='2d'", "511", "the decoder has 511 features"),
         ("decoder_intermediate_size=7", "size=2, mode='1d'", "7", "the decoder has 7 features"),
@@ -324,17 +324,17 @@ def test_sizes_of_a_decoder_divide(given: str, tensor: str, code_at: str, messag
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("Swin", "depths=[2, '2']", "depths is [2, '2'], and must be a list of whole numbers, each at least 1"),
-        ("Swin", "num_heads=4", "num_heads is 4, and must be a list"),
-        ("Swin", "num_heads='4'", "num_heads is '4', and must be a list"),
-        ("Swin", "depths=[1, 1, 1, 1, 1]", "num_heads has 4 numbers, and depths 5"),
+        ("Swin", "depths=[2, '2']", "depths is [2, '2'], but must be a list of whole numbers, each at least 1"),
+        ("Swin", "num_heads=4", "num_heads is 4, but must be a list"),
+        ("Swin", "num_heads='4'", "num_heads is '4', but must be a list"),
+        ("Swin", "depths=[1, 1, 1, 1, 1]", "num_heads has 4 numbers, but depths has 5"),
         ("Swin", "num_attention_heads=[3, True, 12, 24]", "num_attention_heads is [3, True, 12, 24]"),
-        ("Swin", "num_heads=[3, 6]", "num_heads has 2 numbers, and depths 4: one for each stage"),
+        ("Swin", "num_heads=[3, 6]", "num_heads has 2 numbers, but depths has 4: one for each stage"),
         ("Swin", "num_heads=[3, 6], depths=[2, 2]", ""),
         ("Swinv2", "pretrained_window_sizes=[0, 0, 0, -1]", "each at least 0"),
-        ("ResNet", "hidden_sizes=[]", "hidden_sizes is [], and must be a list"),
+        ("ResNet", "hidden_sizes=[]", "hidden_sizes is [], but must be a list"),
         ("ResNet", "depths=[1, 1], hidden_sizes=[8, 16]", ""),
-        ("ResNet", "depths=[1, 1]", "hidden_sizes has 4 numbers, and depths 2"),
+        ("ResNet", "depths=[1, 1]", "hidden_sizes has 4 numbers, but depths has 2"),
     ],
 )
 def test_lists_have_a_number_for_each_stage(name: str, given: str, message: str) -> None:
@@ -372,7 +372,7 @@ def test_a_decoder_s_heads_divide_its_features() -> None:
 @pytest.mark.parametrize(
     ("config", "code_at", "message"),
     [
-        ("num_labels=5", "dict(", "num_heads: a stage has 3 heads, which do not divide by y = 2 (the default of"),
+        ("num_labels=5", "dict(", "num_heads: a stage has 3 heads, which are not divisible by y = 2 (the default of"),
         ("num_heads=[2, 4, 8, 16], embed_dim=95", "95", "embed_dim: a stage has 95 features"),
         ("num_heads=[2, 4, 9, 18], embed_dim=36", "[2", "num_heads: a stage has 9 heads"),
         ("num_heads=[2, 4, 8, 16], embed_dim=32", "", ""),

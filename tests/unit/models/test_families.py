@@ -59,7 +59,7 @@ def test_a_family_s_config_is_linted_by_its_section_and_its_rules(folder: Path) 
     found = {finding["code"]: finding["message"] for finding in json.loads(ended.stdout)}
     assert ended.returncode == 1
     assert set(found) == {"TEN290", "CFG101", "CFG103"}
-    assert found["TEN290"] == "width 50 does not divide by y * q = 4"
+    assert found["TEN290"] == "width 50 is not divisible by y * q = 4"
 
 
 def test_a_family_s_job_is_shown_with_its_divisors_its_cut_and_its_traffic(folder: Path) -> None:

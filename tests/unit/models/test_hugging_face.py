@@ -87,7 +87,7 @@ def test_older_configs_are_read() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "bert"}, "a model of type 'bert', and a GPT is a 'gpt2' or a 'llama'"),
+        ({"model_type": "bert"}, "a model of type 'bert', but a GPT is a 'gpt2' or a 'llama'"),
         ({}, "a model of type None"),
         ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function='relu'"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
@@ -99,7 +99,7 @@ def test_older_configs_are_read() -> None:
     ],
 )
 def test_a_config_of_another_model_is_refused(config: dict[str, Any], said: str) -> None:
-    with pytest.raises(DslparError, match=f"CKP222 .*{re.escape(said)}.*\nhelp: type='transformers.X'"):
+    with pytest.raises(DslparError, match=f"CKP222 .*{re.escape(said)}.*\nhelp: use type='transformers.X'"):
         hugging_face.fields_of(config)
 
 
@@ -109,9 +109,9 @@ def test_each_field_that_differs_is_named_and_the_section_is_written_out() -> No
     with pytest.raises(DslparError) as raised:
         hugging_face.check_fits(model, config, "gpt2/config.json")
     told = str(raised.value)
-    assert "CKP207 other-weights: the weights in gpt2/config.json are of another model:" in told
-    assert "model.num_heads is 4, and config.json has 8\n" in told
-    assert "model.vocab_size is 70, and config.json has 80\n" in told
+    assert "CKP207 other-weights: gpt2/config.json has the weights of another model:" in told
+    assert "model.num_heads is 4, but config.json has 8\n" in told
+    assert "model.vocab_size is 70, but config.json has 80\n" in told
     assert "help: model = dict(type='GPT', num_layers=2, hidden_size=32, num_heads=8, vocab_size=80, " in told
 
 
@@ -125,5 +125,5 @@ def test_what_the_folder_lacks_is_told(tmp_path: Path) -> None:
     with pytest.raises(DslparError, match=r"CKP205 .*config\.json: there is no such file"):
         build_module(model_of("GPT-2", pretrained=str(tmp_path)), Groups(Mesh()), seed=1)
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(DslparError, match=r"CKP205 .*config\.json: it is no JSON object"):
+    with pytest.raises(DslparError, match=r"CKP205 .*config\.json: it is not a JSON object"):
         build_module(model_of("GPT-2", pretrained=str(tmp_path)), Groups(Mesh()), seed=1)

@@ -66,9 +66,9 @@ DAMAGED = [stored(layout={}), stored(versions=[]), stored(checks=None)]
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{}", "no certificate"),
-        ("[1]", "no certificate"),
-        ("x", "no JSON"),
+        ("{}", "not a certificate"),
+        ("[1]", "not a certificate"),
+        ("x", "not valid JSON"),
         *((json.dumps(each), "has the wrong type") for each in DAMAGED),
     ],
 )

@@ -91,5 +91,7 @@ def test_a_norm_with_weights_before_and_after_the_blocks_is_refused() -> None:
         lambda around, args, kwargs: (args, {**kwargs, "inputs_embeds": around.norm(kwargs["inputs_embeds"])}),
         with_kwargs=True,
     )
-    with pytest.raises(DslparError, match=r"TEN234 .*model\.norm: its forward calls it before blocks and after them"):
+    with pytest.raises(
+        DslparError, match=r"TEN234 .*model\.norm: the model's forward calls it both before and after blocks"
+    ):
         skeleton(model)

@@ -38,15 +38,15 @@ def test_sharegpt_is_read_too() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (b"{", "no JSON"),
+        (b"{", "not valid JSON"),
         (b"[" * 100_000, "too deeply"),
-        (b"3", "no JSON object"),
-        (line(USER, ANSWER)[:-1], "no JSON"),
+        (b"3", "not a JSON object"),
+        (line(USER, ANSWER)[:-1], "not valid JSON"),
         (b'[{"messages": []}]', "jq -c"),
         (b'{"prompt": "1+1?", "completion": "2"}', "no 'messages' (nor ShareGPT's 'conversations') among 'prompt'"),
         (line(), "an empty list"),
         (b'{"messages": "hello"}', "a str"),
-        (line("hello"), "message 1 is no JSON object"),
+        (line("hello"), "message 1 is not a JSON object"),
         (line(USER, {"role": "bot", "content": "2"}), "message 2: 'role' is 'bot', not one of system, user"),
         (line(USER, {"role": "assistant"}), "message 2: 'content' is missing"),
         (line(USER, {"role": "assistant", "content": [{"type": "text"}]}), "'content' is a list, not a text"),
@@ -137,7 +137,7 @@ def test_sharegpt_s_lines_are_taken_whole() -> None:
         {"role": "tool", "content": "2"},
         {"role": "assistant", "content": "2", "weight": 1},
     ]
-    with pytest.raises(ValueError, match="no JSON list"):
+    with pytest.raises(ValueError, match="not a JSON list"):
         parse(json.dumps(line | {"tools": '{"name": "add"}'}).encode())
 
 

@@ -82,7 +82,7 @@ def test_a_new_key_is_one_field(tmp_path: Path) -> None:
     assert reference.startswith("train.fresh: a whole number, at least 1 (and below 2**31); default 3\n")
     assert reference.endswith("    A key that is new.\n    also train.freshness\n")
     for text, said in (
-        ("fresh=0", "and must be a whole number"),
+        ("fresh=0", "but must be a whole number"),
         ("frehs=1", "did you mean 'fresh'?"),
         ("new_key=1", "fresh"),
     ):

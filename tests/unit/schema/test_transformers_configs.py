@@ -55,7 +55,11 @@ def test_keys_and_defaults_are_those_of_the_config_class(name: str) -> None:
 def test_what_config_json_lacks_is_said(tmp_path: Path) -> None:
     folder = str(tmp_path)
     assert read_config_json(folder).missing
-    for text, problem in (("{", "it is no JSON"), ("[]", "it is no JSON object"), (" " * (MAX_BYTES + 1), "longer")):
+    for text, problem in (
+        ("{", "it is not JSON"),
+        ("[]", "it is not a JSON object"),
+        (" " * (MAX_BYTES + 1), "longer"),
+    ):
         (tmp_path / "config.json").write_text(text)
         found = read_config_json(folder)
         assert not found.missing

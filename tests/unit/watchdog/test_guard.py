@@ -40,7 +40,7 @@ def test_a_rank_that_is_killed_is_told_by_its_guard_and_ends_the_others(tmp_path
     with Ranks(tmp_path, WAITS, WAITS, "os.kill(os.getpid(), signal.SIGKILL)") as ranks:
         assert ranks.statuses() == [1, 1, -signal.SIGKILL]
         line = f"{AT_2} was the first to end, by SIGKILL: most often from the kernel's out-of-memory killer"
-        unknown = f"{AT_2} was the first to end, without a word"
+        unknown = f"{AT_2} was the first to end, without a message"
         (said,) = ranks.all_said()
         assert said == line or said.startswith(unknown), "the others are silent"
 

@@ -91,14 +91,14 @@ def test_a_record_of_torch_s_entries() -> None:
         pytest.param(
             (flight(("7", 5, 4)) + IN, flight(("7", 4, 4)) + OUT, flight(("7", 5, 4)) + IN),
             1,
-            "it is in read (data.py, line 9), and has not come to all_reduce of [3, 4] BFloat16, number 5 of its group"
+            "it is in read (data.py, line 9), and has not reached all_reduce of [3, 4] BFloat16, number 5 of its group"
             " tensor, in which 2 of its peers wait",
             id="one has not come",
         ),
         pytest.param(
             (flight(("a", 5, 4)) + IN, flight(("b", 2, 2)) + OUT, flight(("a", 4, 4)) + OUT),
             2,
-            "and has not come to all_reduce",
+            "and has not reached all_reduce",
             id="of two elsewhere, the one that is waited for",
         ),
         pytest.param(
@@ -110,7 +110,7 @@ def test_a_record_of_torch_s_entries() -> None:
         pytest.param(
             (flight(("a", 5, 4)) + IN, flight(("a", 4, 4), ("b", 3, 2)) + OUT),
             1,
-            "it is in read (data.py, line 9), and has not come to all_reduce",
+            "it is in read (data.py, line 9), and has not reached all_reduce",
             id="it has a collective under way itself",
         ),
         pytest.param(

@@ -65,7 +65,7 @@ def test_a_job_is_not_harmed_by_what_strangers_say(tmp_path: Path, count: int) -
         attack(hub_of(ranks)[0], count, None)
         said = [line for line in ranks.all_said() if line]
         assert len(said) == 1, "once"
-        assert said[0].startswith("[rank 0 of 3 on host0] its guard refuses a stranger at 127.")
+        assert said[0].startswith("[rank 0 of 3 on host0] its guard refuses a connection from 127.")
         unharmed(ranks)
 
 
@@ -379,7 +379,7 @@ def test_a_receiver_is_not_harmed(tmp_path: Path, count: int, known: bool) -> No
     said = process.communicate("over")[1].splitlines()
     assert process.returncode == 0, said
     assert list((tmp_path / "marks").iterdir()) == []
-    begins = "dslpar launch: closes the connection to " if known else "dslpar launch: refuses a stranger at 127."
+    begins = "dslpar launch: closes the connection to " if known else "dslpar launch: refuses a connection from 127."
     assert {line[: len(begins)] for line in said} == {begins}
     assert len(said) == 1, "once"
 

@@ -49,7 +49,7 @@ BY_ABORT = "by SIGABRT, which is also how NCCL's watchdog ends a rank that has l
         (signal.SIGSEGV, "Fatal Python error: Segmentation fault", False, "crashed first"),
         (3 << 8, "", False, "was the first to end, with status 3, by os._exit or C's exit"),
         (3 << 8, "", True, "was the first to end, by sys.exit, with status 3: it left in the middle of the run"),
-        (None, "", False, "was the first to end, without a word: most often by SIGKILL"),
+        (None, "", False, "was the first to end, without a message: usually by SIGKILL"),
     ],
 )
 def test_how_a_rank_ended(status: int | None, stack: str, exited: bool, how: str) -> None:
