@@ -477,7 +477,7 @@ def test_a_host_that_does_not_see_it_is_named_on_all_ranks(tmp_path: Path) -> No
 def test_hosts_that_share_no_folder_learn_it_before_anything_is_written(tmp_path: Path) -> None:
     for message in on_ranks(2, _no_room, job_of(tmp_path, 2), True, init="deepspeed"):
         assert "CKP203" in message
-        assert f"rank 0 has {tmp_path}/checkpoints/step_000001.part, which " in message
+        assert f"rank 0 has {tmp_path}/checkpoints/step_000001.part, but " in message
 
 
 def test_a_folder_that_cannot_be_made_is_a_finding_on_all_ranks(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.support.ranks import on_ranks
 
 TEXT = (ROOT / "layers" / "README.md").read_text()
 CODE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-CUBOID = 'Tensor(q=2, y=2, mode="2d", residual="hidden")'
+CUBOID = 'TensorMesh(q=2, y=2, mode="2d", residual="hidden")'
 
 COLOSSALAI = re.findall(
     r"\w+",
@@ -89,7 +89,7 @@ def test_the_code_runs_and_the_mesh_changes_nothing() -> None:
     assert CUBOID in CODE[0]
     losses = on_ranks(4, executed, CODE)
     assert len(set(losses)) == 1
-    assert losses[0] == pytest.approx(executed([CODE[0].replace(CUBOID, "Tensor()")]), rel=1e-6)  # float32
+    assert losses[0] == pytest.approx(executed([CODE[0].replace(CUBOID, "TensorMesh()")]), rel=1e-6)  # float32
 
 
 # ---- tables ----
