@@ -114,12 +114,12 @@ class _ShardedMatmul(torch.autograd.Function):
         adapters: Sequence[lora.Applied],
         *matrices: Tensor,
     ) -> Tensor:
-        """Compute the stored Y in four phases.
+        """Compute this rank's shard of Y in four phases.
 
-        1. Gather W (prefetching has started this in an earlier product). Start to gather the next linear's W.
+        1. Gather W (with prefetching, an earlier product has started this). Start to gather the next linear's W.
         2. Compute Y: gather X, multiply, add the adapters, reduce Y, add the bias. With `comm_overlap`, in parts.
-        3. In a recomputation, continue the reduction of an earlier dW. Start to gather the next W if it is not yet.
-        4. Save X and W for the backward, each as a panel if `keep` keeps it, else as stored.
+        3. In a recomputation, continue the reduction of an earlier dW. Start to gather the next W if phase 1 could not.
+        4. Save X and W for the backward pass: the gathered panel where `keep` says so, else this rank's shard.
         """
         run = use.run  # the pass in progress (weight_prefetch.py)
         w_panel = run.gather(weight, sharding.w)

@@ -126,7 +126,7 @@ class _Ring:
         return self.as_x(self.gathered.join_pieces(pieces))
 
     def as_x(self, stored: Tensor) -> Tensor:
-        """Return a tensor in the memory order of X with the dims of X."""
+        """Return `stored`, whose dims are in the order of X's memory layout, as a view with its dims in X's order."""
         return stored.transpose(0, 1) if self._is_sequence_first else stored
 
     def of_pieces(self, parts: Tensor) -> Tensor:

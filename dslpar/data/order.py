@@ -56,7 +56,7 @@ def micro_batches(
 
 
 def sample_indices(samples: Samples, numbers: Sequence[int], seed: int) -> Sequence[int]:
-    """Return the indices of the samples at these positions of a run."""
+    """Return the dataset indices of the samples with these numbers, counted from the start of the run."""
     if isinstance(samples, OrderedSamples):
         return samples.in_order(numbers)
     return [sample_index(number, samples.num_samples, seed) for number in numbers]

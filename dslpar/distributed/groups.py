@@ -148,9 +148,9 @@ class Groups:
         return _new_group([axis.peers[index] for index in sorted(indices)])
 
     def _axes_by_names(self) -> dict[tuple[str, ...], Axis]:
-        """Return a table of all axes that layers request, in any order of names.
+        """Return a table of all axes that layers request, with a key for each order of their names.
 
-        The table never grows: torch.compile would recompile the code that reads it.
+        It must not grow later, since torch.compile would then recompile the code that reads it.
         """
         orders = (names for length in range(1, len(TENSOR_AXES) + 1) for names in permutations(TENSOR_AXES, length))
         named = ((), ("tensor",), ("x",), ("data",), ("pipe",), ("model",), ("pipe", "data", "tensor"))

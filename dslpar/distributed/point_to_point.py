@@ -44,7 +44,7 @@ def send(values: Sequence[Tensor], axis: Axis, target: int) -> None:
 
 
 def receive(axis: Axis, source: int, device: torch.device) -> list[Tensor]:
-    """Receive the tensors that the axis's `source`-th rank sends."""
+    """Receive the tensors that rank `source` of the axis sends."""
     received = _empty(_receive_header(axis, source, device), device)
     for value in received:
         dist.recv(value, axis.peers[source], group=axis.group)

@@ -73,7 +73,7 @@ def _pieces(placement: Placement, dim: int, sizes: Mapping[str, int]) -> dict[tu
 
 
 def _ranges(piece: torch.Tensor) -> Ranges:
-    """Return a piece of [1, 2, ...], in which 0 is padding, as ranges of indices from 0."""
+    """Return the ranges of indices that a piece holds. Its values are the indices plus 1; a 0 is padding."""
     held = piece.numpy()  # single-threaded: torch would start a thread pool for these few numbers
     held = held[held > 0] - 1
     breaks = [0, *(np.flatnonzero(np.diff(held) != 1) + 1).tolist(), len(held)]

@@ -73,9 +73,9 @@ def score_products(config: TransformersConfig | None, seq_len: int) -> int | Non
 def pipeline_weights(config: TransformersConfig | None, method: str, seq_len: int) -> Weights | None:
     """Return the weight of each block, and the additional weights of the first and last stage; None if not known.
 
-    By 'cost', a weight is the multiplications of a token's forward in a sequence of `seq_len`. By 'parameters', it is
-    the number of parameters; a tied table counts on the first and on the last stage, since both hold it. By
-    'type:REGEX', the result is None, since that method needs the built layers.
+    With method 'cost', a weight is the number of multiplications per token in the forward pass, for sequences of length
+    `seq_len`. With 'parameters', it is the number of parameters; a tied embedding counts on the first and on the last
+    stage, since both hold it. With 'type:REGEX', the result is None, since that method needs the built layers.
     """
     if method not in ("cost", "parameters"):
         return None

@@ -41,7 +41,7 @@ class View(NamedTuple):
     """Dim of the state, per dim of the tensor in the file."""
 
     def of_part(self, part: Tensor) -> Tensor:
-        """Return the tensor of the file, given the state's ranges as a tensor of shape `lengths`."""
+        """Return the tensor as the file stores it; `part` is the slice of the state that it holds, of shape `lengths`."""
         strides = part.contiguous().stride()
         return part.contiguous().as_strided(self.shape, [strides[dim] for dim in self.dims])
 
@@ -98,7 +98,7 @@ class Saved:
         return views
 
     def stored(self) -> Mapping[str, Sequence[StoredPart]]:
-        """Return state -> the tensors of the files that make it up; tied states are listed under each name."""
+        """Return a mapping from each state to its tensors in the files. Tied states are listed under each name."""
         found: dict[str, list[StoredPart]] = {}
         for name, view in self.views.items():
             order = tuple(view.dims.index(dim) if dim in view.dims else -1 for dim in range(len(view.starts)))

@@ -107,7 +107,7 @@ _TITLES: Mapping[Group, str] = {
 
 
 def difference(paths: tuple[str, str], found: Sequence[Difference]) -> str:
-    """List the groups of differences, each with both sides."""
+    """List the differences by group, each with its two sides."""
     lines = [] if found else ["no difference"]
     if found and not of_what_runs(list(found)):
         lines = ["no difference in what runs"]

@@ -78,7 +78,7 @@ def type_of(field: Field[Any]) -> ValueType:
 
 
 def shorthand_of(cls: type) -> str:
-    """Return the field that gets a bare value in place of the section (`pipeline=2`); empty if there is none."""
+    """Return the field that a bare value given as the section sets, as in `pipeline=2`; empty if there is none."""
     return next((field.name for field in fields(cls) if facts_of(field).shorthand), "")
 
 

@@ -62,5 +62,5 @@ def stage_ids_key(spec: Spec) -> str:
 
 
 def tensor_key(spec: Spec) -> str:
-    """Return the key of the tensor size: in `parallel` if that has a tensor axis, else in `train.dist`."""
+    """Return the key of the tensor-parallel size: in `parallel` if `parallel.tensor` is given, else in `train.dist`."""
     return "parallel.tensor.size" if spec.parallel.tensor is not None else f"{_LIBAI}.tensor_parallel_size"

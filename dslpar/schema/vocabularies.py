@@ -35,7 +35,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {"mlm": ("cls", "sep", "mask"), "span":
 
 
 class Vocabulary(NamedTuple):
-    """The ids of a run's text."""
+    """Vocabulary of a run's text: its size, special tokens and tokenizer."""
 
     size: int
     """Vocabulary size that a model needs: the largest id plus one."""
@@ -69,7 +69,10 @@ class SpanLengths(NamedTuple):
 
 
 def vocabulary_of(data: Data, config_path: str, model: Model | OtherModel, seq_len: int = 0) -> Vocabulary:
-    """Return the vocabulary of text data; other data have no ids. `seq_len` determines the number of sentinels."""
+    """Return the vocabulary of text or token data, and an empty one for other data.
+
+    `seq_len` determines the number of T5's sentinels.
+    """
     if isinstance(data, TokensData):
         return _vocabulary_of_tokens(absolute_path(config_path, data.path))
     if not isinstance(data, TextData | ChatData | HuggingFaceData) or (

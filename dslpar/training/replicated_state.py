@@ -61,7 +61,7 @@ class Copies(NamedTuple):
 
 
 class Item(NamedTuple):
-    """State of this rank, such as one weight, that other ranks hold a copy of."""
+    """One piece of this rank's state, such as a weight, of which other ranks hold copies."""
 
     kind: str
     """'weight', 'master weight', 'exp_avg', ..."""

@@ -59,7 +59,7 @@ class Progress:
         return time.monotonic() - self._sampled >= self.interval_s
 
     def is_stuck(self, used: Mapping[int, Use]) -> bool:
-        """Add a sample, by process id, and return whether no process has progressed for `idle_s`."""
+        """Add a sample (process id -> CPU use), and return whether no process has made progress for `idle_s`."""
         now = time.monotonic()
         # A long gap means that this process, which takes the samples, was kept from running too.
         elapsed_s = min(now - self._sampled, 2 * self.interval_s)

@@ -256,7 +256,10 @@ class Guard:
             self.handle(Event.HOLD_OVER)
 
     def _notice_end(self) -> None:
-        """Judge, once, how the rank has ended. This must be quick: the wait status is lost when its parent reads it."""
+        """Determine how the rank ended; later calls do nothing.
+
+        This must be quick: the rank's wait status is gone as soon as its parent has reaped it.
+        """
         if self._end_noticed:
             return
         self._end_noticed = True
