@@ -3,7 +3,7 @@
     python -m benchmarks gloo_scheduling
 
 Eight ranks, forked anew for each run, all-reduce 64 numbers a hundred times. The ratio includes the start of the ranks.
-`dslpar.distributed.gloo_device` explains why it is below one. With a core per thread there is no gain.
+`dslpar.distributed.gloo_threads` explains why it is below one. With a core per thread there is no gain.
 """
 
 from __future__ import annotations

@@ -53,9 +53,9 @@ from dslpar.parity.samples import samples_of_pairs
 from dslpar.reporting import logging
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.class_registry import registered, registered_classes
-from dslpar.training.program import ProgramEngine
 from dslpar.training.session import NO_LIMIT, Session
 from dslpar.training.started_run import Run as Run
+from dslpar.training.user_loop_engine import ProgramEngine
 
 NO_MODEL, UNKNOWN_MODEL = "CFG107", "CFG111"
 Batches = Iterable[Any]

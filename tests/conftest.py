@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.support import idle_timeout
+from tests.support import cpu_progress_timeout
 
 signal.signal(
     signal.SIGINT, signal.default_int_handler
@@ -55,14 +55,14 @@ def _minutes(item: pytest.Item) -> float:
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
     """Replace pytest-timeout's timer, which only counts wall-clock time."""
-    idle_timeout.start_timer(settings.timeout)
+    cpu_progress_timeout.start_timer(settings.timeout)
     return True
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_cancel_timer(item: pytest.Item) -> bool:
     """Stop the replaced timer."""
-    idle_timeout.stop_timer()
+    cpu_progress_timeout.stop_timer()
     return True
 
 

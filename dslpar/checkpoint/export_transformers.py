@@ -37,7 +37,7 @@ from dslpar.policies.weights import Part, parts
 from dslpar.schema import families
 from dslpar.schema.sections import Model
 from dslpar.schema.token_folders import TOKENIZER
-from dslpar.schema.tokenizers import TOKENIZER_JSON
+from dslpar.schema.tokenizer_file import TOKENIZER_JSON
 
 if TYPE_CHECKING:
     from dslpar.checkpoint.adapters import Contents

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dslpar.core.project import trusted_packages
 from dslpar.core.visible import json_text, visible
 from dslpar.language.load import Config
-from dslpar.linter.targets import targets_of
+from dslpar.linter.imported_classes import targets_of
 
 
 def listing(configs: Iterable[Config], form: str) -> tuple[str, bool]:

@@ -141,7 +141,7 @@ def _prove_on_devices(args: argparse.Namespace, parser: argparse.ArgumentParser)
     for name in (each for each in needless if getattr(args, each)):
         parser.error(f"--{name.replace('_', '-')} does not go with --on-devices: the job that runs it is proved")
     sys.path.insert(0, os.getcwd())  # for the user's own modules, as for train.py
-    on_devices = import_with_torch("dslpar.parity.on_devices")
+    on_devices = import_with_torch("dslpar.parity.prove_on_devices")
     path = None if args.certificate is None else Path(args.certificate)
 
     def load(world_size: int) -> Any:

@@ -18,7 +18,7 @@ from dslpar.layout.resolve import Job
 from dslpar.schema.chat_templates import template_of
 from dslpar.schema.conversations import HINT, SUFFIXES, Line, parse, read_lines
 from dslpar.schema.datasets import ChatData, absolute_path
-from dslpar.schema.tokenizers import read_tokenizer
+from dslpar.schema.tokenizer_file import read_tokenizer
 
 
 class ConversationRange(NamedTuple):

@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dslpar.schema.token_folders import DOCUMENTS, HEADER_BYTES, TOKENS, TokenFolder, read_token_folder
-from dslpar.schema.tokenizers import read_tokenizer
+from dslpar.schema.tokenizer_file import read_tokenizer
 
 Ids = NDArray[Any]
 _PAGE, _MAX_PAGES = 4096, 64

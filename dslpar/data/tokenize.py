@@ -51,7 +51,7 @@ from dslpar.schema.token_folders import (
     read_token_folder,
     serialize,
 )
-from dslpar.schema.tokenizers import TOKENIZER_CONFIG, TOKENIZER_JSON, TokenizerFile, read_tokenizer
+from dslpar.schema.tokenizer_file import TOKENIZER_CONFIG, TOKENIZER_JSON, TokenizerFile, read_tokenizer
 
 _BATCH_BYTES = 1 << 20
 """Bytes of text that are encoded together."""

@@ -19,7 +19,7 @@ from typing import Any
 from dslpar.core.catalog import raise_finding
 from dslpar.core.fsync import fsync
 from dslpar.data.documents import Form, cut, documents_of, find_files
-from dslpar.schema.tokenizers import TOKENIZER_CONFIG, TOKENIZER_JSON
+from dslpar.schema.tokenizer_file import TOKENIZER_CONFIG, TOKENIZER_JSON
 
 SPECIAL_TOKENS = {
     "bpe": ["<|endoftext|>"],

@@ -148,7 +148,7 @@ def setup_distributed(
     import torch.distributed as dist
     from deepspeed.accelerator import get_accelerator
 
-    from dslpar.distributed import deepspeed_patches, gloo_device, numa
+    from dslpar.distributed import deepspeed_patches, gloo_threads, numa
 
     logging.disable(logging.NOTSET)
     accelerator = get_accelerator()
@@ -161,10 +161,10 @@ def setup_distributed(
     if "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(numa.num_threads(dist_env.local_size))
     deepspeed_patches.skip_shm_op()
-    gloo_device.share_device()
+    gloo_threads.share_device()
     backend = accelerator.communication_backend_name()
     if backend == "gloo" and dist_env.local_size > 1:
-        gloo_device.use_batch_scheduling()
+        gloo_threads.use_batch_scheduling()
     store = store or dist.HashStore()  # type: ignore[attr-defined]  # a world of one needs no port
     # DeepSpeed would ask mpi4py for this rank's number, so the process group is made here, and DeepSpeed uses it. No
     # device_id is passed: with it, NCCL would split groups off the world's communicator. All ranks must call such a

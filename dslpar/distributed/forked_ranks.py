@@ -40,7 +40,7 @@ import torch.distributed as dist
 
 from dslpar.cluster.network import free_port
 from dslpar.core.fork import fork
-from dslpar.distributed.gloo_device import share_device, use_batch_scheduling
+from dslpar.distributed.gloo_threads import share_device, use_batch_scheduling
 from dslpar.watchdog import processes
 from dslpar.watchdog.cpu_progress import Progress, processor_use
 

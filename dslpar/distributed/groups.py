@@ -27,7 +27,7 @@ from torch.distributed import distributed_c10d
 
 from dslpar.core.mesh import TENSOR_AXES, Mesh, TensorMesh, expand
 from dslpar.distributed.collectives import Axis
-from dslpar.distributed.gloo_device import share_device
+from dslpar.distributed.gloo_threads import share_device
 from dslpar.layout.chunks import Chunks
 from dslpar.watchdog.status_page import place_name
 

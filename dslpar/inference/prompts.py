@@ -21,7 +21,7 @@ from dslpar.schema.datasets import (
     parts_of,
 )
 from dslpar.schema.token_folders import TOKENIZER, read_token_folder
-from dslpar.schema.tokenizers import read_tokenizer
+from dslpar.schema.tokenizer_file import read_tokenizer
 from dslpar.schema.vocabularies import BYTES
 
 _CONTEXT = 8

@@ -30,12 +30,13 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import Linear, placement
 from dslpar.layers.operand_shardings import Role
 from dslpar.layers.parameter import ZEROS, parameter
-from dslpar.policies import attention_outside_interface, dropout, experts, modules, probe, tables
+from dslpar.policies import attention_outside_interface, dropout, experts, probe, tables
+from dslpar.policies import replacement_modules as modules
 from dslpar.policies.attention import SDPA
+from dslpar.policies.coalesced_vector_gradients import coalesce_vector_gradients
 from dslpar.policies.errors import NEEDS_OWN_CODE
 from dslpar.policies.latent import FromLatent, LatentEntrance
 from dslpar.policies.lora import Adapters
-from dslpar.policies.vector_gradients import coalesce_vector_gradients
 from dslpar.schema.policy import Policy, match
 
 
@@ -125,7 +126,10 @@ class _Application:
         if name in self.mixtures:
             experts.surround(module, groups)
             return None
-        if isinstance(module, modules.Entrance | modules.Inward | modules.Outward | modules.HeadVector):
+        if isinstance(
+            module,
+            modules.Entrance | modules.Inward | modules.Outward | modules.HeadVector,
+        ):
             return None
         if isinstance(module, nn.Dropout):
             return dropout.StreamDropout(groups, module.p, self.stream)

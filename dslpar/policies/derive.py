@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 from dslpar.policies import probe
-from dslpar.policies.modules import features
+from dslpar.policies.replacement_modules import features
 from dslpar.schema.policy import WITHOUT_AUXILIARY_LOSS, Names, Policy, match
 
 _INWARD = {"colwise", "colwise_gather_output", "packed_colwise"}

@@ -42,7 +42,7 @@ from dslpar.layers.operand_shardings import Role
 from dslpar.layers.parameter import ZEROS, Layer, parameter
 from dslpar.layers.placement import Placement
 from dslpar.policies.errors import NEEDS_OWN_CODE
-from dslpar.policies.modules import Source, call_with
+from dslpar.policies.replacement_modules import Source, call_with
 
 _PROJECTIONS = ("gate_up_proj", "down_proj")
 

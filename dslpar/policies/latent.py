@@ -20,7 +20,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.parameter import ZEROS, Layer, Shared, parameter
 from dslpar.layers.placement import Placement
-from dslpar.policies.modules import Entrance, Slot, Sources
+from dslpar.policies.replacement_modules import Entrance, Slot, Sources
 
 
 class LatentEntrance(Entrance):

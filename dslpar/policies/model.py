@@ -29,7 +29,8 @@ from dslpar.layers import from_inner, placement
 from dslpar.layers.parameter import PlacedModule
 from dslpar.models.layered import LayeredModel, LayerSpec, Loss, VocabularyHead
 from dslpar.models.pretrained import Folder, PretrainedWeights
-from dslpar.policies import attention, modules, probe, tables
+from dslpar.policies import attention, probe, tables
+from dslpar.policies import replacement_modules as modules
 from dslpar.policies.apply import Setting, apply, make_whole
 from dslpar.policies.chain import Chain
 from dslpar.policies.config import check_settings, check_table, config_of, lists_of_blocks, proven_policy

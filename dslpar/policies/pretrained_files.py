@@ -41,7 +41,7 @@ class View(NamedTuple):
     """Dim of the state, per dim of the tensor in the file."""
 
     def of_part(self, part: Tensor) -> Tensor:
-        """Return the tensor as the file stores it; `part` is the slice of the state that it holds, of shape `lengths`."""
+        """Return the tensor as the file stores it, from `part`, its slice of the state, of shape `lengths`."""
         strides = part.contiguous().stride()
         return part.contiguous().as_strided(self.shape, [strides[dim] for dim in self.dims])
 

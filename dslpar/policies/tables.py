@@ -11,7 +11,7 @@ from dslpar.layers import Embedding, Head, placement
 from dslpar.layers.parameter import ZEROS, Layer, parameter
 from dslpar.layers.placement import Placement
 from dslpar.models.pretrained import Sources
-from dslpar.policies.modules import call_with
+from dslpar.policies.replacement_modules import call_with
 
 
 class Table(Embedding):

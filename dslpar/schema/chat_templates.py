@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dslpar.core.regular_file import read_bounded
 from dslpar.schema.datasets import CHATML, ChatData, absolute_path, names_template_file
-from dslpar.schema.tokenizers import TOKENIZER_CONFIG
+from dslpar.schema.tokenizer_file import TOKENIZER_CONFIG
 
 TEMPLATE_FILE = "chat_template.jinja"
 _MAX_BYTES = 16 << 20

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dslpar.core.json_values import count, items, mapping, parse, text
-from dslpar.schema.tokenizers import TOKENIZER_JSON
+from dslpar.schema.tokenizer_file import TOKENIZER_JSON
 
 FORMAT = 1
 META, TOKENS, DOCUMENTS, TOKENIZER = "tokens.json", "tokens.npy", "documents.npy", "tokenizer"

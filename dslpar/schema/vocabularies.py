@@ -27,7 +27,7 @@ from dslpar.schema.datasets import (
 )
 from dslpar.schema.sections import Model, OtherModel
 from dslpar.schema.token_folders import read_token_folder
-from dslpar.schema.tokenizers import SPELLINGS, TokenizerFile, read_tokenizer
+from dslpar.schema.tokenizer_file import SPELLINGS, TokenizerFile, read_tokenizer
 
 BYTES = 256
 """Vocabulary size of byte-level text."""

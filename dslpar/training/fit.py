@@ -22,12 +22,12 @@ from dslpar.reporting import logging
 from dslpar.reporting.logging import log
 from dslpar.training.events import Hook
 from dslpar.training.loop import Record
-from dslpar.training.program import ProgramEngine
 from dslpar.training.request import Request, claim_run_folder
 from dslpar.training.run_loop import log_no_checkpoint, run_loop
 from dslpar.training.session import NO_LIMIT, any_rank
 from dslpar.training.started_run import Run
 from dslpar.training.step_data import IterableData, step_data
+from dslpar.training.user_loop_engine import ProgramEngine
 
 
 def fit(

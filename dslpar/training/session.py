@@ -8,9 +8,9 @@
     session.begin_save(engine); ...; session.finish_save(engine)   # save while training continues
     (stopping,) = any_rank(engine, session.stop_requested)   # the same on every rank, at the same step
 
-train.py's loop and the engine for a user's own loop (program.py) both use it. SIGTERM, hangs and two runs in one folder
-therefore end in the same way in both. The rank's guard (dslpar/watchdog) reads the phase and the time limit that
-`enter` sets.
+train.py's loop and the engine for a user's own loop (user_loop_engine.py) both use it. SIGTERM, hangs and two runs in
+one folder therefore end in the same way in both. The rank's guard (dslpar/watchdog) reads the phase and the time limit
+that `enter` sets.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     server    dslpar NONCE                      as soon as a client has connected
     client    RANK NONCE PROOF                  within STRANGER_S
-    server    PROOF                             or it closes the connection; messages follow (protocol.py)
+    server    PROOF                             or it closes the connection; messages follow (connections.py)
 
 The client is a guard. The server is the hub (rank 0's guard) or `dslpar launch`. RANK is the rank of the client.
 

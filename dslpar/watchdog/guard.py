@@ -74,12 +74,12 @@ from functools import partial
 from typing import NamedTuple
 
 from dslpar.core.visible import visible_lines
-from dslpar.watchdog import guard_messages, marks, orphans, protocol, verdicts
+from dslpar.watchdog import connections, guard_messages, marks, orphans, verdicts
+from dslpar.watchdog.connections import Connection, Poller
 from dslpar.watchdog.guard_messages import Message
 from dslpar.watchdog.hang_analysis import RankStacks, find_blocking_rank, format_stacks
 from dslpar.watchdog.marks import Rank, Report, Stopped, Verdict
 from dslpar.watchdog.peers import BEAT_S, HELD_BACK_S, SILENCE_S, Hub, HubLink, LaunchLink
-from dslpar.watchdog.protocol import Connection, Poller
 from dslpar.watchdog.rank_process import STOPS, RankProcess, Settings
 from dslpar.watchdog.status_page import TOO_LATE, Ending, Progress, join_location, rank_name
 from dslpar.watchdog.verdicts import EndReason
@@ -616,5 +616,5 @@ def main() -> None:
     """Run a guard with the settings in the environment."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    protocol.raise_file_limit()
+    connections.raise_file_limit()
     Guard(Settings(**json.loads(os.environ[SETTINGS]))).run()

@@ -23,8 +23,8 @@ from functools import partial
 from dslpar.cluster import network
 from dslpar.watchdog import authentication
 from dslpar.watchdog.authentication import STRANGER_BYTES, STRANGER_S, Key
+from dslpar.watchdog.connections import Connection, Poller
 from dslpar.watchdog.guard_messages import Fields
-from dslpar.watchdog.protocol import Connection, Poller
 
 _MAX_STRANGERS = 64
 """The limit of strangers is this plus the number of ranks, because all ranks' guards may connect at once."""

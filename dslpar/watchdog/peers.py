@@ -2,7 +2,7 @@
 
 Rank 0's guard is the hub (guard.py). All other guards connect to it once the ranks are connected. `Hub` is the hub's
 side of these connections, `HubLink` is the other guards' side, and `LaunchLink` is a guard's side of its connection to
-`dslpar launch`. Protocol and messages: protocol.py, guard_messages.py.
+`dslpar launch`. Protocol and messages: connections.py, guard_messages.py.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from dslpar.watchdog import guard_messages, protocol
+from dslpar.watchdog import connections, guard_messages
 from dslpar.watchdog.authentication import Key
+from dslpar.watchdog.connections import Connection, Handshake, Poller
 from dslpar.watchdog.guard_messages import Message
 from dslpar.watchdog.guard_server import Server
-from dslpar.watchdog.protocol import Connection, Handshake, Poller
 from dslpar.watchdog.status_page import Progress
 
 SILENCE_S = 6.0
@@ -117,7 +117,7 @@ class Hub:
                 peer.is_connected = False
             if connection.sent_nonsense and connection.rank not in self._told:
                 self._told.add(connection.rank)
-                self._log(f"its guard closes the connection to that of rank {connection.rank}: {protocol.NONSENSE}")
+                self._log(f"its guard closes the connection to that of rank {connection.rank}: {connections.NONSENSE}")
 
 
 class HubLink:
@@ -153,7 +153,9 @@ class HubLink:
             return
         key, fields = Key(match[3] or self._secret, HUB), guard_messages.FROM_HUB
         self._hello = hello
-        self._handshake = protocol.dial(match[1], int(match[2]), key, rank=self._rank, fields=fields, timeout_s=BEAT_S)
+        self._handshake = connections.dial(
+            match[1], int(match[2]), key, rank=self._rank, fields=fields, timeout_s=BEAT_S
+        )
         if (handshake := self._handshake) is not None:
             self._poller.watch(handshake, lambda: self._join(handshake.step()))
 
@@ -227,7 +229,7 @@ class LaunchLink:
     def connect(self) -> None:
         """Connect to the first address that answers. Later calls try only this address."""
         for address in self._addresses:
-            connection = protocol.connect(
+            connection = connections.connect(
                 address, self._port, self._key, rank=self._rank, fields=guard_messages.FROM_LAUNCH, timeout_s=2 * BEAT_S
             )
             if connection is not None:

@@ -1,10 +1,10 @@
 """Rank monitor: in each rank, end the process if it fails or is orphaned, and write marks that show how it ended.
 
 `bootstrap` calls `monitor_rank`. From then on an uncaught exception ends the rank at once. The rank also ends when its
-launcher is gone: in order and with a checkpoint if the rank handles SIGTERM that way, otherwise at once. reports.py
-separates causes from consequences. A rank that fails because a peer is gone prints nothing while it waits to be ended,
-so that the traceback of the rank that failed first stays visible. The rank's guard (guard.py) does what a rank cannot
-do when it hangs or is killed. If the guard is killed, the rank starts another one.
+launcher is gone: in order and with a checkpoint if the rank handles SIGTERM that way, otherwise at once.
+failure_reports.py separates causes from consequences. A rank that fails because a peer is gone prints nothing while it
+waits to be ended, so that the traceback of the rank that failed first stays visible. The rank's guard (guard.py) does
+what a rank cannot do when it hangs or is killed. If the guard is killed, the rank starts another one.
 
 Each rank writes its marks (small files, marks.py) to a folder. For a job on one host, `dslpar launch` names a folder
 for all ranks in DSLPAR_REPORTS. Otherwise each rank has a folder of its own, and its guard sends the marks to the
@@ -31,7 +31,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn, TextIO
 
 from dslpar.core.visible import visible_lines
-from dslpar.watchdog import authentication, flight_recorder, guard, marks, receiver, reports
+from dslpar.watchdog import authentication, failure_reports, flight_recorder, guard, marks, receiver
 from dslpar.watchdog.marks import Kind, Rank, Report, Result, Stopped
 from dslpar.watchdog.peers import HELD_BACK_S
 from dslpar.watchdog.processes import launchers_above, parent
@@ -230,7 +230,7 @@ class RankMonitor:
             self.mark("error", json.dumps(report))
         if report.kind == "cause" and self._elastic:
             with contextlib.suppress(OSError):
-                Path(self._elastic).write_text(reports.elastic(report), encoding="utf-8")
+                Path(self._elastic).write_text(failure_reports.elastic(report), encoding="utf-8")
         if report.kind == "consequence":
             with contextlib.suppress(KeyboardInterrupt):
                 self._wait_to_be_ended()
@@ -308,7 +308,7 @@ def monitor_rank(who: Rank, environ: Mapping[str, str], *, loopback: bool = True
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         with contextlib.suppress(OSError):
             sys.stdout.flush()  # this rank ends by os._exit, which flushes nothing
-        report = reports.make_report(who, monitor.page.progress().describe(), error, trace)
+        report = failure_reports.make_report(who, monitor.page.progress().describe(), error, trace)
         monitor.exit_with(report, 130 if report.kind == "interrupt" else 1)
 
     sys.excepthook = hook

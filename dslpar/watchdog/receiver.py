@@ -24,11 +24,11 @@ from types import TracebackType
 from urllib.parse import quote, unquote
 
 from dslpar.core.visible import visible
-from dslpar.watchdog import authentication, guard_messages, marks, protocol
+from dslpar.watchdog import authentication, connections, guard_messages, marks
 from dslpar.watchdog.authentication import Key
+from dslpar.watchdog.connections import Connection, Poller
 from dslpar.watchdog.guard_server import Server
 from dslpar.watchdog.peers import LAUNCH
-from dslpar.watchdog.protocol import Connection, Poller
 
 _VARIABLE = re.compile(r"tcp://([^/]+:\d{1,5})(/.*)")
 _SILENCE_S = 4.0
@@ -57,7 +57,7 @@ class Receiver:
         self._secret_file = secret_file.absolute()
         secret = authentication.new_secret()
         authentication.write_secret(self._secret_file, secret)
-        protocol.raise_file_limit()
+        connections.raise_file_limit()
         self._poller = Poller()
         args = (self._poller, Key(secret, LAUNCH), ranks, guard_messages.TO_LAUNCH, self._join, _refuse)
         self._server = Server(*args, loopback=loopback)
@@ -118,7 +118,7 @@ class Receiver:
             self._poller.drop(connection)
             if connection.sent_nonsense and connection.rank not in self._told:
                 self._told.add(connection.rank)
-                _log(f"closes the connection to the guard of rank {connection.rank}: {protocol.NONSENSE}")
+                _log(f"closes the connection to the guard of rank {connection.rank}: {connections.NONSENSE}")
 
     def _keep(self, rank: int, name: str, text: str) -> bool:
         """Write a mark to the folder; return False if the mark is invalid, or if `rank`'s guard may not send it."""

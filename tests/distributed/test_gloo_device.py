@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
-from dslpar.distributed.gloo_device import share_device
+from dslpar.distributed.gloo_threads import share_device
 from dslpar.distributed.groups import Groups
 from tests.support.ranks import on_ranks
 

@@ -35,7 +35,7 @@ from dslpar.linter.report import text as report_text
 from dslpar.linter.report.github import github
 from dslpar.linter.report.sarif import sarif
 from dslpar.reporting import logging as run_logging
-from dslpar.watchdog import guard, job_watch, rank_monitor, reports
+from dslpar.watchdog import failure_reports, guard, job_watch, rank_monitor
 from dslpar.watchdog.marks import Rank, Report, Verdict
 from tests.support.lint import MODEL
 
@@ -180,7 +180,7 @@ def test_stories(count: int, capfd: pytest.CaptureFixture[str]) -> None:
         assert all(line.startswith("  ") for line in rest if line.strip()), (
             "a line of a traceback looks like dslpar's own"
         )
-        by_torchrun = json.loads(reports.elastic(report._replace(text=text)))["message"]["message"]
+        by_torchrun = json.loads(failure_reports.elastic(report._replace(text=text)))["message"]["message"]
         assert_harmless(by_torchrun, of_lines=True)
 
 

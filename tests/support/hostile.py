@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dslpar.watchdog import guard_messages, protocol
+from dslpar.watchdog import connections, guard_messages
 from dslpar.watchdog.authentication import Key
-from dslpar.watchdog.protocol import Connection
+from dslpar.watchdog.connections import Connection
 
 MEMORY_BYTES = 100_000_000
 """Memory limit of the attacked process."""
@@ -94,7 +94,7 @@ def join(
 ) -> Connection:
     """Connect as the guard of a rank."""
     # A guard beside training ranks answers when it is scheduled: on few cores with a browser beside, not within 5 s.
-    connection = protocol.connect(address, port, key, rank=rank, fields=fields, timeout_s=30)
+    connection = connections.connect(address, port, key, rank=rank, fields=fields, timeout_s=30)
     assert connection is not None
     return connection
 

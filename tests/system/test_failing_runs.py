@@ -24,7 +24,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import Attention
 from dslpar.linter import check
 from dslpar.training import failures, loop
-from dslpar.watchdog import marks, reports
+from dslpar.watchdog import failure_reports, marks
 from tests.support.forked_training import train_alone
 from tests.support.ranks import on_ranks
 from tests.support.runs import CONFIG, ROOT, metrics, write_config
@@ -158,23 +158,23 @@ def test_a_run_that_is_told_to_stop_saves_and_can_be_queued_again(tmp_path: Path
 def test_memory_that_runs_out_names_the_keys_that_decide_it() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)
-    assert "HST230 out-of-memory" in reports.advice(caught.value)
+    assert "HST230 out-of-memory" in failure_reports.advice(caught.value)
     workspace = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), workspace):
-        report = reports.make_report(marks.Rank(0, 1, "node", 1), "step 3", error, None)
+        report = failure_reports.make_report(marks.Rank(0, 1, "node", 1), "step 3", error, None)
         assert "micro_size" in report.text
         assert report.message().startswith("[rank 0 of 1 on node, step 3] ")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("rank 1 broke"), FileNotFoundError(2, "no such file"), ValueError("3")])
 def test_other_errors_speak_for_themselves(error: Exception) -> None:
-    assert reports.advice(error) == ""
+    assert failure_reports.advice(error) == ""
 
 
 def test_a_finding_that_stops_a_program_is_told_with_the_program_s_lines_alone() -> None:
     with pytest.raises(DslparError) as caught:
         Attention(Groups(Mesh()), 64, 5)
-    report = reports.make_report(marks.Rank(0, 1, "node", 1), "", caught.value, caught.tb)
+    report = failure_reports.make_report(marks.Rank(0, 1, "node", 1), "", caught.value, caught.tb)
     head, own = report.text.split("raised by\n")
     assert "TEN205" in head
     assert "Traceback" not in report.text
@@ -194,11 +194,11 @@ def test_of_a_finding_raised_from_others_the_first_one_s_lines_and_what_is_no_fi
 
     with pytest.raises(DslparError) as caught:
         wrapped()
-    text = reports.make_report(marks.Rank(0, 1, "node", 1), "", caught.value, caught.tb).text
+    text = failure_reports.make_report(marks.Rank(0, 1, "node", 1), "", caught.value, caught.tb).text
     assert "in innermost" in text
     with pytest.raises(DslparError) as caught:
         raise_from(ValueError("the cause"))
-    text = reports.make_report(marks.Rank(0, 1, "node", 1), "", caught.value, caught.tb).text
+    text = failure_reports.make_report(marks.Rank(0, 1, "node", 1), "", caught.value, caught.tb).text
     assert text.endswith("ValueError: the cause\n")
 
 
@@ -209,13 +209,13 @@ def raise_from(cause: Exception) -> None:
 def test_an_index_out_of_range_on_a_gpu_says_where_to_look() -> None:
     """The text is torch's. On a CPU the same mistake is an IndexError at its line, which needs no help."""
     error = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")
-    report = reports.make_report(marks.Rank(0, 1, "node", 1), "step 3", error, None)
+    report = failure_reports.make_report(marks.Rank(0, 1, "node", 1), "step 3", error, None)
     assert "HST232 index-out-of-range-on-device" in report.text
     assert "vocab_size" in report.text
 
 
 def test_a_full_disk_in_a_traceback() -> None:
-    assert "CKP230 disk-full" in reports.advice(OSError(28, "No space left on device"))
+    assert "CKP230 disk-full" in failure_reports.advice(OSError(28, "No space left on device"))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, processes_with, run_with_fault
 from dslpar.cluster.network import free_port
 from dslpar.reporting import run_list
-from dslpar.watchdog import job_watch, marks, peers, processes, rank_monitor, reports
+from dslpar.watchdog import failure_reports, job_watch, marks, peers, processes, rank_monitor
 from tests.support.runs import CONFIG, ROOT, mpirun, write_config
 from tests.support.sampling import sampled
 from tests.support.stopwatch import Stopwatch
@@ -114,16 +114,16 @@ CAUSES = [
 
 @pytest.mark.parametrize("error", CONSEQUENCES, ids=str)
 def test_a_lost_peer(error: Exception) -> None:
-    assert reports.is_lost_peer(error)
+    assert failure_reports.is_lost_peer(error)
     outer = RuntimeError("while training")
     outer.__cause__ = error
-    assert reports.is_lost_peer(outer), "what it was raised from counts"
+    assert failure_reports.is_lost_peer(outer), "what it was raised from counts"
 
 
 @pytest.mark.parametrize("error", CAUSES, ids=str)
 def test_no_lost_peer(error: Exception) -> None:
     """A data set on a network raises the same words, and is a cause."""
-    assert not reports.is_lost_peer(error)
+    assert not failure_reports.is_lost_peer(error)
 
 
 def test_torch_s_own_errors_of_a_lost_peer() -> None:
@@ -131,10 +131,10 @@ def test_torch_s_own_errors_of_a_lost_peer() -> None:
 
     with pytest.raises(dist.DistNetworkError) as caught:
         dist.TCPStore("127.0.0.1", free_port(), is_master=False, timeout=timedelta(milliseconds=200))
-    assert reports.is_lost_peer(caught.value)
+    assert failure_reports.is_lost_peer(caught.value)
     with pytest.raises(dist.DistError) as late:
         dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(milliseconds=200)).get("never set")
-    assert reports.is_lost_peer(late.value)
+    assert failure_reports.is_lost_peer(late.value)
 
 
 # ---- what a rank leaves ----

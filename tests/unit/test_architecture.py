@@ -17,7 +17,7 @@ DOORS = {
     "dslpar/schema/families.py": "a model family's package, whose modules are found by their names",
     "dslpar/schema/class_sections.py": "what a config may call a family",
     "dslpar/schema/data_reader.py": "what a config may call a type of data",
-    "dslpar/linter/targets.py": "what a config may call a family",
+    "dslpar/linter/imported_classes.py": "what a config may call a family",
     "dslpar/linter/registry.py": "packages above that bring rules of their own",
     "dslpar/migrate/libai.py": "what a config of LiBai becomes",
     "dslpar/migrate/colossalai.py": "what a config of ColossalAI becomes",
@@ -31,7 +31,7 @@ ENVIRONMENT = {
     "dslpar/training/main.py": "a rank of train.py starts",
     "dslpar/api.py": "a rank of a program starts",
     "dslpar/inference/ranks.py": "a rank of `dslpar generate` or `eval` starts",
-    "dslpar/parity/on_devices.py": "a rank of `dslpar prove --on-devices` starts",
+    "dslpar/parity/prove_on_devices.py": "a rank of `dslpar prove --on-devices` starts",
     "dslpar/distributed/measure.py": "a rank of `dslpar measure` starts",
     "dslpar/distributed/forked_ranks.py": "it sets the variables of the ranks that it forks",
     "dslpar/compat/colossalai.py": "launch() of ColossalAI gives a rank's place, which its start reads",
@@ -39,7 +39,7 @@ ENVIRONMENT = {
     "dslpar/launch/supervise.py": "what a launcher inherits",
     "dslpar/launch/preflight.py": "what a check of a host inherits",
     "dslpar/data/tokenize.py": "it sets a variable of Hugging Face's tokenizers",
-    "dslpar/distributed/gloo_device.py": "torch reads the same variables whenever it makes a group",
+    "dslpar/distributed/gloo_threads.py": "torch reads the same variables whenever it makes a group",
     "dslpar/distributed/symmetric_memory.py": "torch reads the same variable whenever ranks meet",
 }
 """Files, but for commands, that name the process's environment; and why. All else takes it as an argument."""

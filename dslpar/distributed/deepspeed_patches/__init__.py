@@ -5,6 +5,12 @@ DeepSpeed no longer needs it. `start` has the functions that are called before a
 named after the part of DeepSpeed that they patch.
 """
 
+from dslpar.distributed.deepspeed_patches.before_engine import (
+    allow_fp16_on_cpus,
+    build_ops_alone,
+    ignore_deprecated_names,
+    skip_shm_op,
+)
 from dslpar.distributed.deepspeed_patches.mpu import reduce_over_own_mpu, restore_mpu
 from dslpar.distributed.deepspeed_patches.norms import (
     ReadNorms,
@@ -31,12 +37,6 @@ from dslpar.distributed.deepspeed_patches.shared_parameters import (
     disown_tied_copies,
     register_external_parameters,
     tied_gradients,
-)
-from dslpar.distributed.deepspeed_patches.start import (
-    allow_fp16_on_cpus,
-    build_ops_alone,
-    ignore_deprecated_names,
-    skip_shm_op,
 )
 
 __all__ = [

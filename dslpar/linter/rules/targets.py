@@ -21,7 +21,7 @@ def untrusted_target(cx: Context) -> Iterator[Problem]:
     )
     if not any(section is not None and _may_call(section) for section in sections):
         return
-    from dslpar.linter.targets import targets_of  # most configs name only dslpar's and torch's classes
+    from dslpar.linter.imported_classes import targets_of  # most configs name only dslpar's and torch's classes
 
     for target in targets_of(cx.config.root, trusted_packages(cx.config.trusted)):
         if not target.allowed_by:

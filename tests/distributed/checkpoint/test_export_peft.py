@@ -53,7 +53,7 @@ def _trained(job: Any) -> Tensor:
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
     from dslpar.layers import gather, placement
-    from tests.properties.invariance.measure import Samples
+    from tests.properties.invariance.run_and_reference import Samples
 
     engine = build_engine(job, Groups(job.mesh))
     samples = Samples(ignoring=False)

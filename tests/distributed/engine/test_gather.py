@@ -29,7 +29,7 @@ from dslpar.models.gpt import section
 from dslpar.models.layered import LayerSpec
 from dslpar.schema import sections
 from tests.properties.invariance.layouts import MODES, Layout, pipe, tensor
-from tests.properties.invariance.measure import run_ranks
+from tests.properties.invariance.run_and_reference import run_ranks
 from tests.support.engines import LENGTH, VOCAB, batches, engine_of, job
 from tests.support.forked_training import start_program
 from tests.support.plain_models import mlp, points, sgd, shares, written

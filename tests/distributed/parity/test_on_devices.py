@@ -82,9 +82,9 @@ def test_the_miniature_is_used_where_the_model_does_not_fit(config: Path, tmp_pa
     """60 % of the free memory are 1 KiB too little for 34,688 weights and as many gradients, in float32."""
 
     def little_memory() -> None:
-        from dslpar.parity import on_devices
+        from dslpar.parity import prove_on_devices
 
-        on_devices._free_bytes = lambda device: int((34_688 * 8 - 1024) / 0.6)
+        prove_on_devices._free_bytes = lambda device: int((34_688 * 8 - 1024) / 0.6)
 
     statuses, said = prove_on(2, [str(config), "zero.stage=1", "precision='bf16'"], tmp_path, little_memory)
     assert statuses == [0, 0], said
@@ -136,9 +136,9 @@ def test_a_class_of_one_s_own_that_does_not_fit_is_refused(tmp_path: Path) -> No
     path.write_text(OWN_CLASS)
 
     def no_memory() -> None:
-        from dslpar.parity import on_devices
+        from dslpar.parity import prove_on_devices
 
-        on_devices._free_bytes = lambda device: 0
+        prove_on_devices._free_bytes = lambda device: 0
 
     statuses, said = prove_on(2, [str(path)], tmp_path, no_memory)
     assert statuses == [2, 2], said
@@ -155,12 +155,12 @@ def on_rank_1(act: Callable[[], None]) -> Callable[[], None]:
 def without_data() -> None:
     """Make this rank find no data once the engine has been built."""
     from dslpar.core.catalog import raise_finding
-    from dslpar.parity import on_devices
+    from dslpar.parity import prove_on_devices
 
     def missing(job: Any, part: Any, inputs: Any) -> Any:
         raise_finding("BAT202", "the text is gone on this rank alone", "bring it back", job.path, "data")
 
-    on_devices.make_samples = missing
+    prove_on_devices.make_samples = missing
 
 
 def with_another_seed() -> None:
@@ -186,13 +186,13 @@ def test_a_rank_that_is_alone_with_a_finding_ends_all(config: Path, tmp_path: Pa
 
     def refuse() -> None:
         from dslpar.core.catalog import raise_finding
-        from dslpar.parity import on_devices
+        from dslpar.parity import prove_on_devices
 
         def refused(job: Any, groups: Any, **others: Any) -> Any:
             raise_finding("PRE201", "this rank's device has no fp32", "another host", job.path, "precision")
 
-        on_devices.build_engine = refused
-        on_devices.ALONE_S = 1.0
+        prove_on_devices.build_engine = refused
+        prove_on_devices.ALONE_S = 1.0
 
     statuses, said = prove_on(2, [str(config)], tmp_path, on_rank_1(refuse))
     assert 0 not in statuses, said

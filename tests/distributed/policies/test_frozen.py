@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.properties.invariance.layouts import Layout
-from tests.properties.invariance.measure import Samples
+from tests.properties.invariance.run_and_reference import Samples
 from tests.support.ranks import on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 

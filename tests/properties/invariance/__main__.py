@@ -15,7 +15,7 @@ def main(words: list[str]) -> int:
     """Print the table. Return 1 if a row exceeds its bound."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    from tests.properties.invariance.measure import deviation, run
+    from tests.properties.invariance.run_and_reference import deviation, run
 
     print(f"{'layout':48} {'ranks':>5} {'loss':>8} {'norm':>8} {'weights':>8} {'s':>5}")
     wrong = 0

@@ -8,7 +8,7 @@ import pytest
 
 from dslpar.schema import sections
 from tests.properties.invariance.layouts import LAYOUTS, OPTIMIZERS, Layout, bound_of, pipe, tensor
-from tests.properties.invariance.measure import Samples, deviation, out_of_bound, reference
+from tests.properties.invariance.run_and_reference import Samples, deviation, out_of_bound, reference
 from tests.support.ranks import on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 

@@ -6,7 +6,7 @@ import pytest
 
 from dslpar.schema.types import SYMMETRIC_MEMORY
 from tests.properties.invariance.layouts import Layout, pipe, tensor
-from tests.properties.invariance.measure import out_of_bound
+from tests.properties.invariance.run_and_reference import out_of_bound
 from tests.support.sampling import sampled
 
 ROWS = {

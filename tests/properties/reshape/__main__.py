@@ -20,7 +20,7 @@ def main(words: list[str]) -> int:
     """Print the table. Return 1 if a pair exceeds its bound, or a tensor differs from the saved one."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    from tests.properties.reshape.measure import deviation, resumed_under, saved_under
+    from tests.properties.reshape.save_and_resume import deviation, resumed_under, saved_under
 
     @cache
     def save(name: str) -> Any:

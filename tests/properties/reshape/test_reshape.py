@@ -11,7 +11,7 @@ import torch
 from dslpar.layout.resolve import Job
 from tests.properties.invariance.layouts import MODELS, Layout, bound_of, pipe, tensor
 from tests.properties.reshape.layouts import EACH_TIME, LAYOUTS, PAIRS, SAMPLE, TENSOR, Pair
-from tests.properties.reshape.measure import Run, deviation, differing, resumed_under, saved_under
+from tests.properties.reshape.save_and_resume import Run, deviation, differing, resumed_under, saved_under
 from tests.support.layouts import mode_of
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from dslpar.data.order import micro_batches
 from dslpar.distributed.collectives import Axis, gather_objects
 from tests.properties.invariance.layouts import MODELS
-from tests.properties.invariance.measure import Samples
+from tests.properties.invariance.run_and_reference import Samples
 from tests.properties.schedules.table import LR, Row
 from tests.support.ranks import on_ranks
 from tests.support.warm import import_transformers

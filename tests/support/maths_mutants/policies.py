@@ -124,7 +124,7 @@ ATTENTION = of_module(
 )
 
 MODULES = of_module(
-    "policies.modules",
+    "policies.replacement_modules",
     [
         (
             "slots-exchanged",
@@ -325,7 +325,7 @@ OTHERS = [
         ],
     ),
     *of_module(
-        "policies.vector_gradients",
+        "policies.coalesced_vector_gradients",
         [
             (
                 "kept-between-forwards",

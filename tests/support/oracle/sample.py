@@ -31,7 +31,7 @@ from dslpar.schema.keys import aliases_of
 from dslpar.schema.torch_optimizers import OPTIMIZERS
 from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 from tests.support.oracle import values
-from tests.support.oracle.breaking import BREAKINGS
+from tests.support.oracle.config_mistakes import BREAKINGS
 
 Sections = dict[str, Any]
 MOST_RANKS = 64

@@ -58,7 +58,7 @@ def test_no_site_repeats_what_the_catalogue_says() -> None:
         if name == "Finding"
     }
     assert by_hand == {"dslpar/core/catalog/__init__.py", "dslpar/language/errors.py", "dslpar/linter/rule.py"}
-    reports = (ROOT / "dslpar" / "watchdog" / "reports.py").read_text()
+    reports = (ROOT / "dslpar" / "watchdog" / "failure_reports.py").read_text()
     names = re.findall(r"(?m)^([A-Z]{3}\d{3}) ([\w-]+): ", reports)
     assert dict(names) == {code: PAGES[code].name for code in ("HST230", "HST232", "CKP230")}
 

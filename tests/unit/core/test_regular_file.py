@@ -10,7 +10,7 @@ import pytest
 from dslpar.core.regular_file import read_bounded
 from dslpar.schema.chat_templates import template_of
 from dslpar.schema.datasets import ChatData
-from dslpar.schema.tokenizers import read_tokenizer
+from dslpar.schema.tokenizer_file import read_tokenizer
 from dslpar.schema.transformers_configs import read_config_json
 
 

@@ -30,7 +30,7 @@ from dslpar.models.gpt import section
 from dslpar.schema import sections
 from dslpar.schema.datasets import DATASETS
 from dslpar.schema.token_folders import HEADER_BYTES, held_out_start, npy_header, read_token_folder, serialize
-from dslpar.schema.tokenizers import read_tokenizer
+from dslpar.schema.tokenizer_file import read_tokenizer
 from tests.support.lint import marked
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 

@@ -16,7 +16,7 @@ from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section
 from dslpar.schema import sections
 from dslpar.schema.datasets import DATASETS
-from dslpar.schema.tokenizers import read_tokenizer
+from dslpar.schema.tokenizer_file import read_tokenizer
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 needs_tokenizers = pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)

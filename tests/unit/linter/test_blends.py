@@ -10,7 +10,7 @@ import pytest
 from dslpar.core.errors import Finding
 from dslpar.data.tokenize import Request, tokenize
 from dslpar.linter import check
-from dslpar.linter.targets import targets_of
+from dslpar.linter.imported_classes import targets_of
 from tests.support.lint import MODEL, findings, marked
 
 TWO = "dict(type='blend', parts=[dict(type='text'{}), dict(eval_fraction=0.1{})]{})"

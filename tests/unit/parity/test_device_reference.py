@@ -15,7 +15,7 @@ from dslpar.engine.model import model_from_job
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.parity.device_reference import FirstStep, StepBatches, first_step, least, needed_bytes, places
-from dslpar.parity.on_devices import _worst_number
+from dslpar.parity.prove_on_devices import _worst_number
 from dslpar.parity.samples import draw_samples
 
 CPU, DEVICE = torch.device("cpu"), torch.device("cuda:0")

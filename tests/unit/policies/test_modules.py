@@ -13,8 +13,8 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
-from dslpar.policies.modules import Entrance, InnerNorm, Slot, call_with
 from dslpar.policies.probe import Norm
+from dslpar.policies.replacement_modules import Entrance, InnerNorm, Slot, call_with
 from dslpar.policies.weights import Part
 
 

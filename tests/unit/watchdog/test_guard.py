@@ -300,7 +300,7 @@ import os, resource, sys
 sys.path.insert(0, {root!r})
 limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, most))
-from dslpar.watchdog import guard_messages, protocol, rank_monitor
+from dslpar.watchdog import guard_messages, connections, rank_monitor
 from dslpar.watchdog.authentication import Key
 from dslpar.watchdog.marks import Rank
 monitor = rank_monitor.monitor_rank(Rank(0, 80, "host0", os.getpid()), os.environ)
@@ -309,7 +309,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 lines = []
 for rank in range(1, 80):
     key = Key(monitor.secret, "hub")
-    lines.append(protocol.connect("127.0.0.1", port, key, rank=rank, fields=guard_messages.FROM_HUB, timeout_s=600))
+    lines.append(connections.connect("127.0.0.1", port, key, rank=rank, fields=guard_messages.FROM_HUB, timeout_s=600))
     lines[-1].send(dict(who="rank %d" % rank, host="host0", at=["", "", 0]))
 for line in lines:
     line.socket.settimeout(600)

@@ -20,11 +20,11 @@ import psutil
 import pytest
 
 from dslpar.distributed.distributed_env import DistributedEnv
-from dslpar.watchdog import authentication, guard_messages, marks, peers, protocol
+from dslpar.watchdog import authentication, connections, guard_messages, marks, peers
 from dslpar.watchdog.authentication import STRANGER_BYTES, STRANGER_S, Key
+from dslpar.watchdog.connections import Connection, Poller
 from dslpar.watchdog.guard_server import Server
 from dslpar.watchdog.job_watch import JobWatch
-from dslpar.watchdog.protocol import Connection, Poller
 from dslpar.watchdog.receiver import Receiver
 from tests.support.guarded_ranks import WAITS, Ranks
 from tests.support.hostile import MEMORY_BYTES, attack, dial, hostile_lines, join, peak_bytes
@@ -237,7 +237,7 @@ def test_a_job_s_guard_is_let_in_and_has_one_connection(server: Served) -> None:
 )
 def test_who_does_not_belong_to_the_job_is_not_let_in(server: Served, key: Key, rank: int) -> None:
     args = ("127.0.0.1", server[0].port, key)
-    assert protocol.connect(*args, rank=rank, fields=guard_messages.FROM_HUB, timeout_s=5) is None
+    assert connections.connect(*args, rank=rank, fields=guard_messages.FROM_HUB, timeout_s=5) is None
     assert server[1] == []
 
 
@@ -317,7 +317,7 @@ def test_a_guard_does_not_listen_to_a_server_that_is_none_of_the_job(name: str) 
         thread.start()
         watch = Stopwatch()
         args = ("127.0.0.1", false.getsockname()[1], HUB)
-        assert protocol.connect(*args, rank=1, fields=guard_messages.FROM_HUB, timeout_s=0.5) is None
+        assert connections.connect(*args, rank=1, fields=guard_messages.FROM_HUB, timeout_s=0.5) is None
         assert watch.alone_s() < 1.5
         thread.join()
 

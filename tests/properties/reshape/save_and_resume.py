@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dslpar.layout.resolve import Job
 from tests.properties.invariance.layouts import STEPS, Layout
-from tests.properties.invariance.measure import Samples, _worst, reference
+from tests.properties.invariance.run_and_reference import Samples, _worst, reference
 from tests.support.ranks import on_ranks
 
 HALF = STEPS // 2

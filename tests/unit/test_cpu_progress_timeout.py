@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import idle_timeout
+from tests.support import cpu_progress_timeout
 from tests.support.waiting import wait, wait_until
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
@@ -19,9 +19,9 @@ SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 @pytest.fixture
 def quick() -> Iterator[None]:
     """Replace this test's time-out by one of a second."""
-    idle_timeout.start_timer(limit_s=60, idle_s=1, interval_s=0.1)
+    cpu_progress_timeout.start_timer(limit_s=60, idle_s=1, interval_s=0.1)
     yield
-    idle_timeout.stop_timer()
+    cpu_progress_timeout.stop_timer()
 
 
 @pytest.mark.usefixtures("quick")
@@ -43,7 +43,7 @@ def test_a_test_that_works_is_not_ended() -> None:
 
 
 def test_an_endless_loop_ends_at_the_limit() -> None:
-    idle_timeout.start_timer(limit_s=0.3, idle_s=60, interval_s=0.1)
+    cpu_progress_timeout.start_timer(limit_s=0.3, idle_s=60, interval_s=0.1)
     with pytest.raises(pytest.fail.Exception, match=r"no end after 0.3 s"):
         _loop()
 
@@ -56,7 +56,7 @@ def _loop() -> None:
 def test_every_test_has_the_timer() -> None:
     import signal
 
-    assert signal.getitimer(signal.ITIMER_REAL)[1] == idle_timeout._INTERVAL_S
+    assert signal.getitimer(signal.ITIMER_REAL)[1] == cpu_progress_timeout._INTERVAL_S
 
 
 def test_waiting_ends_when_the_others_do_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dslpar.language.load import load_text
 from dslpar.linter.check import lint, load
-from dslpar.linter.targets import targets_of
+from dslpar.linter.imported_classes import targets_of
 
 HEAD = "from os import system\nfrom torch import nn\nfrom dslpar import LazyCall as L\n"
 EVIL = "L(system)(command='touch PWNED')"
