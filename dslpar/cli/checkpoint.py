@@ -314,7 +314,9 @@ exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     help = "dslpar: weights under global names; hf: a transformers folder; peft: a PEFT folder; default: %(default)s"
     parser.add_argument("--format", choices=("dslpar", "hf", "peft"), default="dslpar", help=help)
     parser.add_argument(
-        "--dtype", choices=tuple(_DTYPES), help="default: as stored, which is fp32 for runs in half precision"
+        "--dtype",
+        choices=tuple(_DTYPES),
+        help="dtype of the written weights; default: as stored, fp32 for runs in half precision",
     )
     help = "maximum size of the tensors in one file; default: %(default)s"
     parser.add_argument("--max-shard-size", type=_num_bytes, default="5GB", metavar="SIZE", help=help)

@@ -1,9 +1,15 @@
-"""Samples from rows of named columns: the arguments of the model's forward by name, and `labels`.
+"""Samples for transformers models, from rows whose columns are named after the arguments of the model's forward.
 
-Names and meanings are those of transformers. A causal language model's labels default to its input ids, and are shifted
-here so that each token is predicted from the tokens before it. Other models' labels are aligned with their inputs. Rows
-of ids are padded to `seq_len` if padding has no effect: after the text of a causal model, or with an attention mask.
-Other columns are not read.
+    samples = ColumnSamples(job, rows, inputs=("input_ids", "attention_mask"))
+    inputs, labels = samples.batch([0, 1])      # tensors, or tuples of tensors
+
+`source.py` makes them from Hugging Face data, and `own_data.py` from an author's data set whose items are dicts. Names
+and meanings are those of transformers, and `labels` are a column too. Other columns are not read.
+
+For a causal model, tokens with an attention mask of 0 are left out. Its labels default to the input ids, and are
+shifted here so that each token is predicted from the tokens before it. Other models' labels are aligned with their
+inputs. Short rows are padded to `seq_len` where the model cannot notice it: after the text of a causal model, or under
+an attention mask.
 """
 
 from __future__ import annotations
@@ -29,6 +35,8 @@ Row = Mapping[str, Array]
 _CAUSAL = ("input_ids", "attention_mask")
 _MASKS = ("attention_mask", "decoder_attention_mask", "token_type_ids")
 """Inputs that rows may leave out; they default to ones, ones and zeros."""
+_FILLED_IN = {"decoder_input_ids", *_MASKS}
+"""Inputs that are made here if rows have no such column."""
 _IDS = ("input_ids", "decoder_input_ids")
 _SECOND_LABELS = {"BertForPreTraining": "next_sentence_label"}
 """{model with two labels: the column of the second one}."""
@@ -48,46 +56,55 @@ class Rows(Protocol):
 
 
 class ColumnSamples:
-    """Rows as samples of a model whose forward takes `inputs`; `start` is the first id of a decoder's input.
+    """Rows as samples of a model whose forward takes `inputs`; `decoder_start` is the first id of a decoder's input.
 
     Raises:
         DslparError: a column that the model needs is missing.
     """
 
     all_counted = False
-    """Labels of -100 do not count in the loss."""
+    """False: labels may be -100, which do not count in the loss, so the engine must count the others."""
 
-    def __init__(self, job: Job, rows: Rows, inputs: Sequence[str], start: int = 0) -> None:
-        self.job, self.rows, self.num_samples, self.start = job, rows, rows.num_rows, start
+    def __init__(self, job: Job, rows: Rows, inputs: Sequence[str], decoder_start: int = 0) -> None:
+        self.job, self.rows, self.num_samples, self.decoder_start = job, rows, rows.num_rows, decoder_start
         self.is_causal, self.may_pad = tuple(inputs) == _CAUSAL, "attention_mask" in inputs
         self.vocab_size = vocab_size_of(job)
         section = job.spec.model
         config = section.transformers if isinstance(section, OtherModel) else None
         self.pad = int((config.values.get("pad_token_id") if config is not None else None) or 0)
-        model = getattr(section, "target", "").rpartition(".")[2]
-        label = next((name for name in ("labels", "label") if name in rows.columns), "")
-        self.labels = [label, *([_SECOND_LABELS[model]] if model in _SECOND_LABELS else [])]
+        self.labels = self._label_columns(getattr(section, "target", "").rpartition(".")[2])
+        self._check_columns(inputs)
+        if self.may_pad:
+            check_has_length(job)
+        self.inputs = ["input_ids"] if self.is_causal else self._input_columns(inputs)
+        self.columns = [name for name in dict.fromkeys([*inputs, *self.labels]) if name in rows.columns]
+
+    def _label_columns(self, model: str) -> list[str]:
+        """Return the columns that hold the labels of a model of this class."""
+        label = next((name for name in ("labels", "label") if name in self.rows.columns), "")
         if self.is_causal and not label:
-            self.labels = ["input_ids"]
-        made = {"decoder_input_ids", *_MASKS}
-        self.inputs = [name for name in inputs if name in rows.columns or name in made]
-        wanted = [*(name for name in inputs if name not in made), *(name or "labels" for name in self.labels)]
-        missing = [name for name in wanted if name not in rows.columns]
+            return ["input_ids"]
+        return [label or "labels", *([_SECOND_LABELS[model]] if model in _SECOND_LABELS else [])]
+
+    def _input_columns(self, inputs: Sequence[str]) -> list[str]:
+        """Return the inputs that batches have: those of the rows, and those that are filled in."""
+        found = [name for name in inputs if name in self.rows.columns or name in _FILLED_IN]
+        if found[-1] == "decoder_attention_mask" and found[-1] not in self.rows.columns:
+            found.pop()  # the last argument may be left out, and all ones mean the same
+        return found
+
+    def _check_columns(self, inputs: Sequence[str]) -> None:
+        needed = [*(name for name in inputs if name not in _FILLED_IN), *self.labels]
+        missing = [name for name in needed if name not in self.rows.columns]
         if missing or not inputs:
             message = (
                 f"there is no column {missing[0]!r}" if missing else "the arguments of the model's forward are unknown"
             )
+            message += f"; the data has these columns: {', '.join(self.rows.columns)}"
             hint = (
                 "name columns after the arguments of the model's forward; or write a data set of (input, label) pairs"
             )
-            raise_finding("BAT222", f"{message}; there are {', '.join(rows.columns)}", hint, job.path, "data")
-        if self.may_pad:
-            check_has_length(job)
-        if self.is_causal:
-            self.inputs = ["input_ids"]
-        if self.inputs[-1] == "decoder_attention_mask" and self.inputs[-1] not in rows.columns:
-            self.inputs.pop()
-        self.columns = [name for name in dict.fromkeys([*inputs, *self.labels]) if name in rows.columns]
+            raise_finding("BAT222", message, hint, self.job.path, "data")
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Any, Any]:
         """Return inputs and labels, each a tensor [len(samples), ...] or a tuple; `numbers` is unused."""
@@ -111,7 +128,7 @@ class ColumnSamples:
             row["input_ids"] = ids[kept]
             labels = [np.append(labels[0][kept][1:], IGNORE_INDEX)]
         if "decoder_input_ids" in self.inputs and "decoder_input_ids" not in row:
-            before = np.concatenate([[self.start], labels[0][:-1]])
+            before = np.concatenate([[self.decoder_start], labels[0][:-1]])
             row["decoder_input_ids"] = np.where(before == IGNORE_INDEX, 0, before)
         for name in self.inputs:
             if name not in row:

@@ -72,7 +72,12 @@ def all_findings(results: Sequence[HostResult], checks: HostChecks) -> Iterator[
     for host, report in reports if len(reports) > 1 else ():
         if not report.interface:
             message = f"{host.name} has no network interface that the other hosts could reach"
-            yield finding("HST217", message, "GLOO_SOCKET_IFNAME=<interface>: set here, it is forwarded", host.location)
+            yield finding(
+                "HST217",
+                message,
+                "set GLOO_SOCKET_IFNAME=<interface> where you launch; it is forwarded to all hosts",
+                host.location,
+            )
 
 
 def _versions(host: Host, report: HostReport, own: Mapping[str, str]) -> Iterator[Finding]:

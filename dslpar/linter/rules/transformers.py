@@ -250,7 +250,7 @@ def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
         )
     elif policy.grid and any(ranks(cuboid, cuts(cuboid).sequence) > 1 for cuts in (residual_cuts, inner_cuts)):
         message = f"{name} arranges tokens on a grid, but this mode splits sequences"
-        yield cx.problem("parallel.tensor", message, "choose mode '1d' without sequence, or '2d'")
+        yield cx.problem("parallel.tensor", message, "mode='2d', or mode='1d' without sequence parallelism")
 
 
 @rule("TEN136", "tokens-of-image-do-not-divide")

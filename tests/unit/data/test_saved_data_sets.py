@@ -208,7 +208,9 @@ def test_what_cannot_be_used_is_refused(
 
 
 def test_columns_that_are_missing_are_named(folder: Path) -> None:
-    with pytest.raises(DslparError, match=r"BAT222.*there is no column 'pixel_values'; there are text, input_ids"):
+    with pytest.raises(
+        DslparError, match=r"BAT222.*there is no column 'pixel_values'; the data has these columns: text, input_ids"
+    ):
         train_samples(folder, VIT, "path='rows'")
 
 
