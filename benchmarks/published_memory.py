@@ -4,8 +4,8 @@
     workload(runs[0]), runs[0].peak_gib
 
 `benchmarks.published_runs` has the rows with a time. Here are all rows with a peak, a failure, or the best time of a
-set. The memory that a framework holds around the model is in its habits below. Differences from dslpar's layers in what
-it saves for the backward are in `PublishedWorkload.costs`. No constant is fitted.
+set. The memory that a framework holds around the model is in its `Framework` below. Differences from dslpar's layers in
+what it saves for the backward are in `PublishedWorkload.costs`. No constant is fitted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.costs.memory import Saved
 from dslpar.costs.model_costs import Costs, ModelCosts, function_of
 from dslpar.forecast.device import DEVICES, Device
-from dslpar.forecast.workload import Buckets, Habits, Recompute, Workload
+from dslpar.forecast.workload import Buckets, Framework, Recompute, Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
 from dslpar.models.gpt.costs import layers
@@ -160,7 +160,7 @@ def workload(run: Run) -> PublishedWorkload:
         zero=run.zero,
         dtype=run.dtype,
         recompute=run.recompute,
-        habits=replace(_habits(run), fused_attention=run.fuses_attention),
+        framework=replace(_framework(run), fused_attention=run.fuses_attention),
         saved_inner=_saved_by_nanotron(run.model) if is_nanotron else 0.0,
     )
 
@@ -172,22 +172,22 @@ def _even(num_layers: int, stages: int) -> tuple[int, ...]:
 
 # Frameworks --------------------------------------------------------------------------------------------------------
 
-_MEGATRON = Habits(name="megatron", gradient_bytes=4.0, buckets=None, boundaries=0)
+_MEGATRON = Framework(name="megatron", gradient_bytes=4.0, buckets=None, boundaries=0)
 """Gradients in fp32, beside master weights: 18 bytes per weight. It frees a stage's sent output, and its input is
 saved.
 """
-_NANOTRON = Habits(name="nanotron", gradient_bytes=6.0, buckets=None, logit_bytes=10.0)
+_NANOTRON = Framework(name="nanotron", gradient_bytes=6.0, buckets=None, logit_bytes=10.0)
 """Gradients in bf16, in buckets of torch's DDP, beside fp32 sums; logits in bf16, and in fp32 with a gradient."""
 _NANOTRON_ONE_REPLICA = replace(_NANOTRON, gradient_bytes=4.0)
 """One replica needs no DDP, and has no buckets."""
-_FSDP = Habits(name="fsdp", gradient_bytes=2.0, buckets=None)
+_FSDP = Framework(name="fsdp", gradient_bytes=2.0, buckets=None)
 """16 bytes per weight: fp32 gradients, and no bf16 weights between their uses, which dslpar keeps."""
 _FOUNDRY = replace(_FSDP, logit_bytes=4.0)
 """flash-attn's cross-entropy: bf16 logits and their gradient."""
-_DEEPSPEED = Habits(name="megatron-deepspeed", buckets=Buckets(overlapped=False, reduce=5e8))
+_DEEPSPEED = Framework(name="megatron-deepspeed", buckets=Buckets(overlapped=False, reduce=5e8))
 
 
-def _habits(run: Run) -> Habits:
+def _framework(run: Run) -> Framework:
     if run.source == NANOTRON:
         return _NANOTRON if run.mesh.data > 1 else _NANOTRON_ONE_REPLICA
     if "foundry" in run.framework:
@@ -209,4 +209,4 @@ def winners(runs: Iterable[Run]) -> list[Run]:
     for run in runs:
         if run.set and run.step_s:
             by_set.setdefault(run.set, []).append(run)
-    return [min(alike, key=lambda run: run.step_s or 0.0) for alike in by_set.values() if len(alike) > 1]
+    return [min(runs, key=lambda run: run.step_s or 0.0) for runs in by_set.values() if len(runs) > 1]

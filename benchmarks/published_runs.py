@@ -3,7 +3,7 @@
     runs = read("../shared/data/published_runs.csv")
     runs[0].stack, runs[0].workload, runs[0].step_s
 
-Each framework has its habits: its partition into stages, and what it keeps, sums and sends. Runs in fp8 are left out,
+Each stack has its `Framework`: how it partitions stages, and what it keeps, sums and sends. Runs in fp8 are left out,
 and so are runs without a reported micro-batch.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from dslpar.core.mesh import Keep, Mesh, TensorMesh
 from dslpar.forecast.device import Device, device_named
 from dslpar.forecast.links import Nodes
-from dslpar.forecast.workload import Habits, Recompute, Workload
+from dslpar.forecast.workload import Framework, Recompute, Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import Counts, uniform
@@ -53,7 +53,7 @@ _NETWORKS = {
 }
 """GB/s per node, by the beginning of its description."""
 
-_MEGATRON = Habits(
+_MEGATRON = Framework(
     name="Megatron",
     gradient_bytes=2.0,
     reduced_bytes=2.0,
@@ -67,9 +67,9 @@ _UNFUSED_SOFTMAX = replace(_MEGATRON, launch_ratio=21 / 17)
 """Otherwise it has four more kernels (to float32, scale, mask, and back) than the 17 of a layer's forward, as counted
 in the source.
 """
-_HABITS = {
-    "nanotron": Habits(name="nanotron", blocking_messages=True, fused_optimizer=False),
-    "foundry": Habits(name="FSDP", gradient_bytes=2.0, reduced_bytes=2.0),
+_FRAMEWORKS = {
+    "nanotron": Framework(name="nanotron", blocking_messages=True, fused_optimizer=False),
+    "foundry": Framework(name="FSDP", gradient_bytes=2.0, reduced_bytes=2.0),
 }
 
 
@@ -139,12 +139,12 @@ def workload_of_row(row: Mapping[str, str]) -> Workload:
         zero=int(row["zero"] or 0),
         dtype="fp16" if row["precision"] == "fp16" else "bf16",
         recompute=_recompute(row["recompute"]),
-        habits=_HABITS.get(stack) or _megatron(model.num_heads * sizes["mbs"] // sizes["tp"]),
+        framework=_FRAMEWORKS.get(stack) or _megatron(model.num_heads * sizes["mbs"] // sizes["tp"]),
     )
 
 
-def _megatron(samples_and_heads: int) -> Habits:
-    """Return Megatron's habits for attention over so many samples times heads per rank."""
+def _megatron(samples_and_heads: int) -> Framework:
+    """Return Megatron's behaviour for attention over so many samples times heads per rank."""
     return _UNFUSED_SOFTMAX if samples_and_heads % _FUSED_SOFTMAX_DIVISOR else _MEGATRON
 
 
@@ -257,7 +257,7 @@ def selective_recompute_runs() -> list[PublishedRun]:
                 seq_len=2048,
                 dtype="fp16",
                 recompute="selective" if selective else "full",
-                habits=_MEGATRON,
+                framework=_MEGATRON,
             )
             name = f"2205.05198/{hidden}"
             made.append(PublishedRun("2205.05198", name, False, workload, device, Nodes(8, 200), step_s))

@@ -108,11 +108,11 @@ class _Parts(NamedTuple):
 
 def _parts(workload: Workload) -> _Parts:
     """Return the bytes per part, cached in the model's costs because many pipelines and ZeRO stages share them."""
-    habits = workload.habits
+    framework = workload.framework
     again = workload.recompute, min(workload.interval, max(workload.counts)), workload.mlp_chunks
-    of_habits = habits.fused_attention, habits.fused_norms, habits.logit_bytes
+    of_framework = framework.fused_attention, framework.fused_norms, framework.logit_bytes
     prefetches = _prefetches(workload)
-    key = "activations", workload.dtype, again, of_habits, workload.loss_chunks, workload.mesh.pipe > 1, prefetches
+    key = "activations", workload.dtype, again, of_framework, workload.loss_chunks, workload.mesh.pipe > 1, prefetches
     kept = workload.costs.kept
     if key not in kept:
         kept[key] = _make_parts(workload)
@@ -148,7 +148,7 @@ def _saved(workload: Workload, of_parts: _Parts, stage: int) -> float:
     if stage == last:
         total += of_parts.last
     if chunks.pipe > 1:
-        total += min((stage > 0) + (stage < last), workload.habits.boundaries) * boundary
+        total += min((stage > 0) + (stage < last), workload.framework.boundaries) * boundary
     return total
 
 
@@ -179,7 +179,7 @@ def _of_layer(workload: Workload, layer: Costs) -> float:
     dropout = not workload.costs.units and getattr(workload.model, "dropout", 0.0) > 0  # traced costs include the masks
     if dropout:
         total += 2 * float(workload.costs.boundary)  # two masks of one byte per element
-    if not workload.habits.fused_attention:
+    if not workload.framework.fused_attention:
         total -= WIDE_BYTES * _num_queries(layer)  # the softmax is saved in place of its log-sum-exp
         if workload.recompute == "none":
             kept = 2 * workload.element_bytes + 1 if dropout else workload.element_bytes
@@ -194,7 +194,7 @@ def _result_of_norm(workload: Workload) -> float:
     all other cases: for other norms, for sharded features, for a traced model, and without fused norms.
     """
     tensor = workload.mesh.tensor
-    if workload.costs.units or not workload.habits.fused_norms or getattr(workload.model, "norm", "") != "rmsnorm":
+    if workload.costs.units or not workload.framework.fused_norms or getattr(workload.model, "norm", "") != "rmsnorm":
         return 0.0
     is_whole = tensor.size == 1 or ranks(tensor, residual_cuts(tensor).features) == 1
     return workload.element_bytes * float(workload.costs.boundary) if is_whole else 0.0
@@ -254,8 +254,8 @@ def _logits(workload: Workload) -> tuple[float, float]:
     """
     costs, size = workload.costs, workload.element_bytes
     elements = float(costs.logits)
-    if workload.habits.logit_bytes is not None:
-        return workload.habits.logit_bytes * elements, 0.0
+    if workload.framework.logit_bytes is not None:
+        return workload.framework.logit_bytes * elements, 0.0
     panels = 2 * size * _widest_panel(workload, costs.last)
     if workload.loss_chunks > 1:
         elements /= workload.loss_chunks
@@ -314,4 +314,4 @@ def _widest_panel(workload: Workload, part: Costs) -> float:
 
 def _prefetches(workload: Workload) -> bool:
     """Return whether the next linear's weight is gathered while this one's product runs."""
-    return workload.mesh.tensor.comm_overlap and workload.zero < 3 and not workload.habits.compiles_layers
+    return workload.mesh.tensor.comm_overlap and workload.zero < 3 and not workload.framework.compiles_layers

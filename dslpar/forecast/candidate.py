@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 
 from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.costs.model_costs import ModelCosts
-from dslpar.forecast.workload import CostsOf, Habits, Workload, costs_by_form, habits_of, layers_on_ranks, workload_of
+from dslpar.forecast.workload import (
+    CostsOf,
+    Framework,
+    Workload,
+    costs_by_form,
+    framework_of,
+    layers_on_ranks,
+    workload_of,
+)
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import cuboid_of
@@ -113,7 +121,7 @@ def candidate_of(job: Job) -> Candidate:
     )
 
 
-class Alike:
+class SameLayout:
     """Workloads that differ only in micro-batch size, in recomputation, and in splitting the backward or not.
 
     They share mesh, pipeline partition and ZeRO stage. `samples` is the number of samples per step and replica. `costs`
@@ -168,8 +176,8 @@ class Workloads:
         self._cuboids: dict[tuple[TensorParallel, ContextParallel | None], TensorMesh] = {}
         self._costs: dict[TensorMesh, dict[int, ModelCosts | None]] = {}
         self._counts: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._habits: dict[int, Habits] = {}
-        self._last: tuple[object, Alike] | None = None
+        self._framework: dict[int, Framework] = {}
+        self._last: tuple[object, SameLayout] | None = None
 
     def cuboid(self, tensor: TensorParallel, context: ContextParallel | None) -> TensorMesh:
         """Return the cuboid of tensor and context parallelism."""
@@ -209,9 +217,9 @@ class Workloads:
 
     def workload(self, candidate: Candidate) -> Workload:
         """Return the workload of a candidate."""
-        return self.alike(candidate).workload(candidate)
+        return self.same_layout(candidate).workload(candidate)
 
-    def alike(self, candidate: Candidate) -> Alike:
+    def same_layout(self, candidate: Candidate) -> SameLayout:
         """Return the workloads that share a candidate's mesh, partition and ZeRO stage.
 
         Only the last result is cached, so callers should group candidates by these settings.
@@ -223,18 +231,18 @@ class Workloads:
             cuboid = with_zero(self.cuboid(candidate.tensor, candidate.context), job.spec.model, zero, pipe)
             data = job.mesh.world_size // (pipe * cuboid.size)
             mesh = Mesh(pipe=pipe, data=data, tensor=cuboid, order=job.mesh.order)
-            habits = self._habits_at(zero)
-            made = replace(self.base, mesh=mesh, counts=self.counts(candidate), zero=zero, habits=habits)
+            framework = self._framework_at(zero)
+            made = replace(self.base, mesh=mesh, counts=self.counts(candidate), zero=zero, framework=framework)
             samples = job.batch.global_size // data
-            self._last = key, Alike(made, samples, self._costs.setdefault(cuboid, {}), self._find_costs)
+            self._last = key, SameLayout(made, samples, self._costs.setdefault(cuboid, {}), self._find_costs)
         return self._last[1]
 
-    def _habits_at(self, zero: int) -> Habits:
-        """Return the habits of DeepSpeed and dslpar at a ZeRO stage."""
-        if zero not in self._habits:
+    def _framework_at(self, zero: int) -> Framework:
+        """Return the behaviour of DeepSpeed and dslpar at a ZeRO stage."""
+        if zero not in self._framework:
             spec = self.job.spec
-            self._habits[zero] = habits_of(replace(spec, zero=replace(spec.zero, stage=zero)))
-        return self._habits[zero]
+            self._framework[zero] = framework_of(replace(spec, zero=replace(spec.zero, stage=zero)))
+        return self._framework[zero]
 
     def has_costs(self, cuboid: TensorMesh, micro_size: int) -> bool:
         """Return whether the model's layers can be sharded on this cuboid; always True unless the model was traced."""

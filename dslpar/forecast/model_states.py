@@ -141,17 +141,17 @@ class States(NamedTuple):
 
 def states(workload: Workload, pipe_rank: int) -> States:
     """Return the model states of a pipeline rank."""
-    owner, habits = owner_of(workload, pipe_rank), workload.habits
-    buckets = habits.buckets
+    owner, framework = owner_of(workload, pipe_rank), workload.framework
+    buckets = framework.buckets
     if buckets is None:
         return _plain(owner, workload)
     if workload.zero == 0 and workload.dtype == "bf16" and workload.mesh.pipe > 1:
-        found = without_zero_bf16_pipeline(owner, buckets, habits.moments)
+        found = without_zero_bf16_pipeline(owner, buckets, framework.moments)
     else:
-        found = _BY_STAGE[workload.zero](owner, buckets, habits.moments)
+        found = _BY_STAGE[workload.zero](owner, buckets, framework.moments)
     if owner.frozen and workload.zero < 3:
         found = found._replace(weights=found.weights + owner.bytes * owner.frozen)
-    return _offloaded(found, owner, workload.zero, buckets) if habits.offloads_optimizer and workload.zero else found
+    return _offloaded(found, owner, workload.zero, buckets) if framework.offloads_optimizer and workload.zero else found
 
 
 def owner_of(workload: Workload, pipe_rank: int) -> Owner:
@@ -200,7 +200,7 @@ def _sent_bytes(workload: Workload) -> int:
 
     If ZeRO below stage 3 also sums over d, and DeepSpeed does the reduction, gradients are sent in fp32.
     """
-    buckets = workload.habits.buckets
+    buckets = workload.framework.buckets
     if buckets is not None and workload.mesh.tensor.zero_over_d and workload.zero < 3 and not buckets.overlapped:
         return 4
     return (buckets.communicated_bytes if buckets else None) or (2 if workload.dtype == "fp16" else 4)
@@ -364,13 +364,13 @@ def _plain(owner: Owner, workload: Workload) -> States:
     Optimizer states are sharded over replicas from ZeRO 1 on, gradients from ZeRO 2 on, and weights at ZeRO 3. The
     accumulated gradients are allocated when the run starts.
     """
-    whole, shard, habits = owner.elements, owner.shard, workload.habits
+    whole, shard, framework = owner.elements, owner.shard, workload.framework
     of_states = shard if workload.zero else whole
     return States(
         weights=owner.bytes * (shard if workload.zero == 3 else whole),
         masters=4 * of_states if owner.is_half else 0.0,
-        optimizer=4 * habits.moments * of_states,
-        allocated=habits.gradient_bytes * (shard if workload.zero >= 2 else whole),
+        optimizer=4 * framework.moments * of_states,
+        allocated=framework.gradient_bytes * (shard if workload.zero >= 2 else whole),
         buffers=owner.bytes * owner.largest * (2 if workload.zero == 3 else 0),
     )
 

@@ -4,8 +4,8 @@
 
 *Terms* are the inputs of a step's time that need no fitted constant: seconds at a device's or a link's peak, hops, and
 counts of launches. `dslpar.forecast.part_times` turns them into times with `Constants` (`dslpar.forecast.constants`:
-efficiencies, latencies, launch overheads). Habits (`Workload.habits`) are the behaviour of the training framework, such
-as fused attention.
+efficiencies, latencies, launch overheads). `Workload.framework` is the behaviour of the training framework, such as
+fused attention.
 
 The parts are those of `dslpar.costs.model_costs.ModelCosts`: the tables before the layers, a layer, and the head with
 its loss. Terms depend neither on the number of layers per stage nor on replicas. They are cached in the model's costs,
@@ -95,10 +95,14 @@ def part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
 
     `device` must have the peak of the workload's dtype (`Device.computing_in`).
     """
-    habits = workload.habits
+    framework = workload.framework
     again = workload.recompute, workload.interval, workload.offloads_inputs, workload.mlp_chunks
-    of_habits = habits.fused_attention, habits.launch_ratio, habits.blocking_messages and workload.chunks.pipe > 1
-    key = "parts", workload.dtype, again, of_habits, workload.loss_chunks > 1
+    of_framework = (
+        framework.fused_attention,
+        framework.launch_ratio,
+        framework.blocking_messages and workload.chunks.pipe > 1,
+    )
+    key = "parts", workload.dtype, again, of_framework, workload.loss_chunks > 1
     kept = workload.costs.kept
     if key not in kept or kept[key][:2] != (device, nodes):
         kept[key] = device, nodes, _part_terms(workload, device, nodes)
@@ -107,7 +111,7 @@ def part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
 
 
 def _part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
-    habits, costs, size = workload.habits, workload.costs, workload.element_bytes
+    framework, costs, size = workload.framework, workload.costs, workload.element_bytes
     links = _Links(workload, device, nodes)
     layer, head = _kernels(workload, device)
     launched = max(1, len(costs.units))
@@ -117,7 +121,7 @@ def _part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
     ring = links.ring(costs.layer.traffic.forward)
     sent = links.sent()
     if workload.recompute == "full" and workload.mlp_chunks > 1:
-        recomputed_part = kernels_of(costs.mlp_part.work, device, fused=habits.fused_attention, element_bytes=size)
+        recomputed_part = kernels_of(costs.mlp_part.work, device, fused=framework.fused_attention, element_bytes=size)
         part_sent = links.transfers(costs.mlp_part.traffic)[0]
         part_sent += links.of_each_part(costs.weights_of_parts, workload.mlp_chunks - 1)
     ends = [links.transfers(end.traffic) for end in (costs.first, costs.last)]
@@ -130,14 +134,14 @@ def _part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
         ring_size=workload.mesh.tensor.ring,
         overlapped=workload.mesh.tensor.comm_overlap,
         launches=group_of(workload.mesh, nodes, *TENSOR_AXES).inner,
-        blocking=habits.blocking_messages and workload.chunks.pipe > 1,
+        blocking=framework.blocking_messages and workload.chunks.pipe > 1,
         recomputes=workload.recompute == "full",
         recomputes_scores=workload.recompute == "selective",
         recomputed_part=recomputed_part,
         part_sent=part_sent,
         offload_s=launched * _offload_s(workload),
         launched=launched,
-        launch_ratio=habits.launch_ratio,
+        launch_ratio=framework.launch_ratio,
         head=head,
         repeats_head=workload.loss_chunks > 1,
         first_sent=ends[0][0] + ends[0][1],
@@ -148,7 +152,7 @@ def _part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
 
 def _kernels(workload: Workload, device: Device) -> tuple[Kernels, Kernels]:
     """Return the kernels of a layer, and of the head with the loss. They are cached, as they ignore recomputation."""
-    costs, fused, size = workload.costs, workload.habits.fused_attention, workload.element_bytes
+    costs, fused, size = workload.costs, workload.framework.fused_attention, workload.element_bytes
     key = "kernels", device, fused, size
     if key not in costs.kept:
         layer, head = (

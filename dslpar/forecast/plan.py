@@ -135,7 +135,7 @@ def forecast(workload: Workload, machine: Machine) -> Forecast:
 
 
 class Fitting:
-    """Forecasts the workloads of one layout (`dslpar.forecast.candidate.Alike`).
+    """Forecasts the workloads of one layout (`dslpar.forecast.candidate.SameLayout`).
 
     It rejects those that do not fit, or that leave the allocator too little memory to run at full speed.
 

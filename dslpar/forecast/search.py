@@ -32,7 +32,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from dslpar.costs.model_costs import ModelCosts
-from dslpar.forecast.candidate import Alike, Candidate, Workloads
+from dslpar.forecast.candidate import Candidate, SameLayout, Workloads
 from dslpar.forecast.part_terms import part_terms
 from dslpar.forecast.part_times import PartTimes, part_times
 from dslpar.forecast.plan import Fitting, Forecast, Machine, forecast
@@ -148,12 +148,12 @@ def search(workloads: Workloads, machine: Machine, pins: Pins = anything) -> Fou
     own = Option(candidate=workloads.own, forecast=forecast(workloads.base, machine))
     firsts: dict[tuple[object, ...], list[_Series]] = {}
     made: list[_Series] = []
-    last: tuple[Alike, Fitting] | None = None
+    last: tuple[SameLayout, Fitting] | None = None
     for growing, is_first in _Forms(workloads, machine, pins).fastest_first(series(workloads, pins)):
         candidate = growing[0][0]
-        alike, known = workloads.alike(candidate), firsts.setdefault(_shape(candidate), [])
-        if last is None or last[0] is not alike:
-            last = alike, Fitting(machine)
+        same_layout, known = workloads.same_layout(candidate), firsts.setdefault(_shape(candidate), [])
+        if last is None or last[0] is not same_layout:
+            last = same_layout, Fitting(machine)
         made.append(_Series(growing, *last, () if is_first else known))
         if is_first:
             known.append(made[-1])
@@ -167,8 +167,10 @@ class _Series:
     with their smallest micro-batch, this series is not needed.
     """
 
-    def __init__(self, growing: list[Alternatives], alike: Alike, fitting: Fitting, instead: Sequence[_Series]) -> None:
-        self.growing, self._alike, self._fitting, self._instead = growing, alike, fitting, instead
+    def __init__(
+        self, growing: list[Alternatives], same_layout: SameLayout, fitting: Fitting, instead: Sequence[_Series]
+    ) -> None:
+        self.growing, self._same_layout, self._fitting, self._instead = growing, same_layout, fitting, instead
         self._known: list[Option | None] = []
 
     @property
@@ -190,7 +192,7 @@ class _Series:
 
     def _first_that_fits(self, alternatives: Alternatives) -> Option | None:
         for candidate in alternatives:
-            made = self._fitting.forecast(self._alike.workload(candidate))
+            made = self._fitting.forecast(self._same_layout.workload(candidate))
             if made is not None:
                 return Option(candidate=candidate, forecast=made)
         return None
@@ -225,9 +227,9 @@ class _Series:
     def _least_s(self, index: int, known: int) -> float:
         """Return the lower bound for size `index`, from the times of the model's parts in micro-batch size `known`."""
         fastest, timed = self.growing[index][0], self.growing[known][0]
-        costs = self._alike.costs_of(timed.micro_size)
+        costs = self._same_layout.costs_of(timed.micro_size)
         assert costs is not None, "layers that can be cut so"
-        layers, schedule = self._alike.layers_on_ranks(costs), self._alike.schedule(fastest)
+        layers, schedule = self._same_layout.layers_on_ranks(costs), self._same_layout.schedule(fastest)
         parts = self._part_times(costs, timed)
         if index == known:
             return least_s(parts, layers, schedule)
@@ -242,7 +244,7 @@ class _Series:
         key = "search", candidate.split, candidate.interval, candidate.pipe > 1
         machine = self._fitting.machine
         if key not in costs.kept or costs.kept[key][0] is not machine:
-            workload = self._alike.workload(candidate)
+            workload = self._same_layout.workload(candidate)
             terms = part_terms(workload, machine.device.computing_in(workload.dtype), machine.nodes)
             times = part_times(terms, machine.constants, splits_backward=candidate.split)
             costs.kept[key] = machine, times

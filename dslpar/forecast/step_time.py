@@ -105,7 +105,7 @@ class Terms(NamedTuple):
     overlaps_reduction: bool
     overlaps_gather: bool
     fused_optimizer: bool
-    """As in `Habits`."""
+    """As in `Framework`."""
     offloaded_s: float
     """Seconds to send gradients to the host and weights back, if the optimizer is offloaded."""
     message_sent: tuple[Sent, ...]
@@ -149,12 +149,12 @@ def step_time(
 
 def terms_of(workload: Workload, device: Device, nodes: Nodes, replicas: ReplicaTerms | None = None) -> Terms:
     """Return the inputs of a step's time that need no fitted constant."""
-    habits, chunks = workload.habits, workload.chunks
+    framework, chunks = workload.framework, workload.chunks
     pipe, micro_batches = chunks.pipe, workload.micro_batches
     if replicas is None:
         replicas = replica_terms(workload, device, nodes)
     message, message_sent = _message(workload, device, nodes) if pipe > 1 else (NO_TRANSFER, ())
-    to_host = replicas.stepped * (4 + workload.element_bytes) if habits.offloads_optimizer else 0.0
+    to_host = replicas.stepped * (4 + workload.element_bytes) if framework.offloads_optimizer else 0.0
     return Terms(
         parts=part_terms(workload, device, nodes),
         splits_backward=workload.schedule.split,
@@ -164,9 +164,9 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes, replicas: Replica
         message=message,
         num_messages=2 * (micro_batches * chunks.num + pipe - 1) if pipe > 1 else 0,
         replicas=replicas,
-        overlaps_reduction=habits.overlaps_reduction,
-        overlaps_gather=habits.overlaps_gather,
-        fused_optimizer=habits.fused_optimizer,
+        overlaps_reduction=framework.overlaps_reduction,
+        overlaps_gather=framework.overlaps_gather,
+        fused_optimizer=framework.fused_optimizer,
         offloaded_s=to_host / HOST_BYTES_PER_S,
         message_sent=message_sent,
     )
@@ -196,7 +196,7 @@ class ReplicaTerms(NamedTuple):
 
 def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTerms:
     """Return the traffic and updates of replicas, for the first or the last stage, whichever has more weights."""
-    mesh, zero, habits = workload.mesh, workload.zero, workload.habits
+    mesh, zero, framework = workload.mesh, workload.zero, workload.framework
     axes = [each for each in mesh.zero_axes if mesh.sizes[each] > 1] or ["data"]
     group = group_of(mesh, nodes, *axes)
     replicas, pipe_ranks = group.size, {0, workload.chunks.pipe - 1}
@@ -214,7 +214,7 @@ def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTe
     # ZeRO 3 gathers frozen weights as well.
     gathered = max(map(workload.weights, pipe_ranks)) if zero == 3 else trained
     weight_bytes = workload.element_bytes * gathered * (replicas - 1) / replicas
-    gradient_bytes = habits.reduced_bytes * trained * (replicas - 1) / replicas
+    gradient_bytes = framework.reduced_bytes * trained * (replicas - 1) / replicas
     each: tuple[Transfer, ...] = ()
     reduction = gather = NO_TRANSFER
     if zero >= 2:
@@ -232,7 +232,7 @@ def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTe
 def _message(workload: Workload, device: Device, nodes: Nodes) -> tuple[Transfer, tuple[Sent, ...]]:
     """Return one message to the next stage, and the bytes of all messages in a step."""
     tensor, group = workload.mesh.tensor, group_of(workload.mesh, nodes, "pipe")
-    pieces = tensor.y if workload.habits.splits_messages and tensor.residual == "replicated" else 1
+    pieces = tensor.y if workload.framework.splits_messages and tensor.residual == "replicated" else 1
     num_bytes = workload.element_bytes * float(workload.costs.boundary) / pieces
     times = 2 * workload.micro_batches * workload.chunks.num
     return transfer("send", group, device, nodes, num_bytes, 0), (Sent("pipe", group.across, num_bytes * times),)

@@ -3,9 +3,9 @@
     workload = workload_of(job)        # from a dslpar config
     workload.costs, workload.weights(pipe_rank=0)
 
-A workload has the model, the mesh, the schedule, and the habits of the training framework: its behaviour that changes
-memory or time, such as the dtype of gradients, overlap, and buffers. Habits make the forecast usable for other
-frameworks too. The forecast's benchmark makes workloads from published runs of several frameworks.
+A workload has the model, the mesh, the schedule, and the behaviour of the training framework (`Framework`) that changes
+memory or time, such as the dtype of gradients, overlap, and buffers. So the forecast is usable for other frameworks
+too. The forecast's benchmark makes workloads from published runs of several frameworks.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Buckets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Habits:
+class Framework:
     """Behaviour of a training framework that changes memory or time.
 
     The defaults describe dslpar on DeepSpeed in half precision with ZeRO.
@@ -139,7 +139,7 @@ class Workload:
     """Number of chunks of tokens in which a recomputed layer computes its norm and MLP one after the other."""
     loss_chunks: int = 1
     """Number of chunks of tokens for which logits and loss are computed one after the other."""
-    habits: Habits = Habits()
+    framework: Framework = Framework()
     """Behaviour of the training framework."""
     known_costs: ModelCosts | None = None
     """Costs of the model's parts on a rank, if computed before."""
@@ -262,18 +262,18 @@ def workload_of(job: Job, costs_of: CostsOf | None = None) -> Workload | None:
         offloads_inputs=checkpoint is not None and checkpoint.offload,
         mlp_chunks=checkpoint.mlp_chunks if checkpoint is not None and isinstance(model, TokenModel) else 1,
         loss_chunks=spec.train.loss_chunks,
-        habits=habits_of(spec),
+        framework=framework_of(spec),
         known_costs=costs,
     )
 
 
-def habits_of(spec: Spec) -> Habits:
-    """Return the habits of dslpar and DeepSpeed with this config."""
+def framework_of(spec: Spec) -> Framework:
+    """Return the behaviour of dslpar and DeepSpeed with this config."""
     half = spec.precision.dtype != "fp32"
     # ZeRO 0 in half precision keeps and sums gradients in the model's type; ZeRO 1 to 3 do so in fp32.
     narrow = half and spec.zero.stage == 0
     reduced = 2.0 if narrow or (half and spec.precision.dtype == "fp16") else 4.0
-    return Habits(
+    return Framework(
         gradient_bytes=2.0 if narrow else 4.0,
         reduced_bytes=reduced,
         overlaps_reduction=spec.zero.stage == 3 or overlaps_reduction(spec),

@@ -22,7 +22,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.engine.pipeline_executor import PipelineExecutor
 from dslpar.forecast.activations import activations
-from dslpar.forecast.workload import Habits, Recompute, Workload
+from dslpar.forecast.workload import Framework, Recompute, Workload
 from dslpar.layers import loss
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.resolve import Job
@@ -74,7 +74,7 @@ def _alone(gpt: section.GPT, tensor: mesh.TensorMesh, interval: int) -> Workload
         dtype="fp32",
         recompute=recompute,
         interval=interval or 1,
-        habits=Habits(fused_norms=False),
+        framework=Framework(fused_norms=False),
     )
 
 

@@ -222,7 +222,7 @@ def test_a_loss_finds_the_buckets_of_zero_2_that_the_backward_before_it_left(dty
 @pytest.mark.parametrize("dtype", sampled(("fp32", "bf16"), ()))
 def test_buckets_of_zero_2_are_filled_as_activations_go(dtype: str) -> None:
     found, made = _of_zero_2(dtype, 3, 1024, 64)
-    made = replace(made, habits=replace(made.habits, fused_norms=False))
+    made = replace(made, framework=replace(made.framework, fused_norms=False))
     held, forecast = states(made, 0), stage_memory(made, 0)
     # Vectors are spread over the matrices, and a bucket's copies are estimated.
     assert found - held.resting == pytest.approx(forecast.allocated - held.resting, rel=0.04)

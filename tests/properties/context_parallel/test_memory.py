@@ -19,7 +19,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.costs.model_costs import costs_of
 from dslpar.distributed.groups import Groups
 from dslpar.forecast.activations import activations
-from dslpar.forecast.workload import Habits, Workload
+from dslpar.forecast.workload import Framework, Workload
 from dslpar.layers import Attention, Block, Form, Rotary, cross_entropy, initialize
 from dslpar.layers.loss import cross_entropy_by_chunks
 from dslpar.layout.attention_blocks import TILE
@@ -125,7 +125,7 @@ def test_the_peak_of_an_mlp_by_parts_is_forecast() -> None:
             dtype="fp32",
             recompute="full",
             mlp_chunks=CHUNKS,
-            habits=Habits(fused_norms=False),
+            framework=Framework(fused_norms=False),
         )
         needed, whole = (activations(each, 0).working / 4 for each in (made, replace(made, mlp_chunks=1)))
         x = y = CORE_TOKENS * HIDDEN / tensor.context

@@ -72,7 +72,7 @@ def test_a_row_is_a_workload() -> None:
     assert (made.mesh.pipe, made.mesh.data, made.mesh.tensor.y) == (2, 2, 4)
     assert (made.micro_batches, made.global_size, made.zero) == (32, 256, 1)
     assert (made.mesh.tensor.residual, made.mesh.tensor.keep) == ("sequence", "none")
-    assert made.habits.blocking_messages
+    assert made.framework.blocking_messages
     assert (run.device.name, run.nodes.nic_gb_per_s, run.step_s) == ("h100-80g", 400, 3.5)
     assert not run.filtered
 
@@ -80,8 +80,8 @@ def test_a_row_is_a_workload() -> None:
 def test_megatron_s_rows_have_its_habits() -> None:
     made = published_run(MEGATRON).workload
     assert (made.recompute, made.dtype, made.mesh.tensor.residual) == ("full", "fp16", "replicated")
-    assert not made.habits.fused_attention
-    assert made.habits.splits_messages
+    assert not made.framework.fused_attention
+    assert made.framework.splits_messages
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_megatron_s_softmax_is_one_kernel_where_samples_and_heads_come_in_fours(
     tensor: str, samples: str, fused: bool
 ) -> None:
     made = published_run(MEGATRON | {"tp": tensor, "mbs": samples, "a": "16", "kv": "16"}).workload
-    assert made.habits.launch_ratio == (1.0 if fused else 21 / 17)
+    assert made.framework.launch_ratio == (1.0 if fused else 21 / 17)
 
 
 @pytest.mark.parametrize(("source", "tensor", "expected"), [("2", "1", 50257), ("2", "2", 51200), ("0", "1", 51200)])

@@ -25,7 +25,7 @@ from dslpar.forecast.stage_memory import (
     num_communicators,
     stage_memory,
 )
-from dslpar.forecast.workload import Buckets, Habits, Workload, workload_of
+from dslpar.forecast.workload import Buckets, Framework, Workload, workload_of
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
 from dslpar.linter import check
@@ -81,7 +81,7 @@ def test_moments() -> None:
     """Long sequences peak in a backward, short ones where DeepSpeed reduces, half precision in the step."""
     assert stage_memory(workload(), 0).moment == "backward"
     short = replace(workload(), seq_len=16)
-    assert stage_memory(replace(short, habits=Habits(buckets=Buckets(overlapped=False))), 0).moment == "reduction"
+    assert stage_memory(replace(short, framework=Framework(buckets=Buckets(overlapped=False))), 0).moment == "reduction"
     assert stage_memory(replace(short, zero=0), 0).moment == "step"
 
 
@@ -183,7 +183,7 @@ def test_a_second_panel_of_weights_is_there_where_the_next_one_is_prefetched() -
     ahead = replace(plain, mesh=Mesh(data=2, tensor=replace(cuboid, comm_overlap=True)))
     panel = 2 * 5120 * 2 * 13824 / cuboid.y  # gate and up, in bf16
     assert activations(ahead, 0).working - activations(plain, 0).working == pytest.approx(panel)
-    compiled = replace(ahead, habits=replace(ahead.habits, compiles_layers=True))
+    compiled = replace(ahead, framework=replace(ahead.framework, compiles_layers=True))
     for not_ahead in (replace(ahead, zero=3), compiled):
         assert activations(not_ahead, 0).working == activations(plain, 0).working
 
@@ -200,7 +200,7 @@ def test_of_few_tokens_the_head_s_panels_are_more_than_the_loss_s_softmax() -> N
 
 def test_scores_are_kept_where_attention_is_not_fused() -> None:
     fused = workload()
-    plain = replace(fused, habits=replace(fused.habits, fused_attention=False))
+    plain = replace(fused, framework=replace(fused.framework, fused_attention=False))
     selective = replace(plain, recompute="selective")
     of_scores = 40 * 40 * 4096**2 * 2  # layers, heads, softmax in bf16
     more = activations(plain, 0).saved - activations(fused, 0).saved
@@ -210,7 +210,7 @@ def test_scores_are_kept_where_attention_is_not_fused() -> None:
 
 def test_a_fused_norm_keeps_its_input_alone() -> None:
     fused, plain = (
-        activations(replace(workload(), habits=Habits(fused_norms=each)), 0).saved for each in (True, False)
+        activations(replace(workload(), framework=Framework(fused_norms=each)), 0).saved for each in (True, False)
     )
     assert plain - fused == (2 * 40 + 1) * 4096 * 5120 * 2
 
@@ -225,7 +225,7 @@ def test_korthikanti_s_layer() -> None:
         schedule=Schedule(Chunks(1), 1),
         micro_size=4,
         seq_len=2048,
-        habits=Habits(fused_attention=False),
+        framework=Framework(fused_attention=False),
     )
     tokens, scores = 4 * 2048, 4 * 64 * 2048**2
     head = 2 * 2 * tokens * 6144  # the inputs of the last norm and of the head
@@ -248,7 +248,7 @@ def test_zero_shards_one_more_thing_at_each_stage(data: int) -> None:
 
 
 def test_offloaded_states_are_not_on_the_device() -> None:
-    made = replace(workload(), habits=Habits(offloads_optimizer=True, buckets=Buckets(overlapped=False)))
+    made = replace(workload(), framework=Framework(offloads_optimizer=True, buckets=Buckets(overlapped=False)))
     for stage in (1, 2, 3):
         held = states(replace(made, zero=stage), 0)
         assert held.masters == held.optimizer == 0
@@ -256,7 +256,7 @@ def test_offloaded_states_are_not_on_the_device() -> None:
 
 
 def test_other_frameworks_have_no_buckets() -> None:
-    plain = replace(workload(), habits=Habits(buckets=None))
+    plain = replace(workload(), framework=Framework(buckets=None))
     held, elements = states(plain, 0), plain.weights(0)
     assert (held.allocated, held.gradients, held.constant) == (4 * elements, 0, 0)
     assert held.masters == 4 * elements / 8
@@ -277,12 +277,12 @@ def of_config(text: str) -> Workload:
 
 
 def test_buckets_are_those_of_the_config() -> None:
-    default = of_config("precision = 'bf16'\nzero = dict(stage=1)\n").habits.buckets
+    default = of_config("precision = 'bf16'\nzero = dict(stage=1)\n").framework.buckets
     assert default == Buckets()
     assert (default.reduce_elements(1), default.reduce_elements(3)) == (40_000_000, 500_000_000)
-    own = of_config("precision = 'bf16'\nzero = dict(stage=1, reduce_bucket_size=1000)\n").habits.buckets
+    own = of_config("precision = 'bf16'\nzero = dict(stage=1, reduce_bucket_size=1000)\n").framework.buckets
     assert own == Buckets(reduce=1000.0)
-    theirs = of_config("precision = 'bf16'\nzero = dict(stage=2, overlap_comm=False)\n").habits.buckets
+    theirs = of_config("precision = 'bf16'\nzero = dict(stage=2, overlap_comm=False)\n").framework.buckets
     assert theirs == Buckets(overlapped=False)
 
 
@@ -296,13 +296,13 @@ def test_buckets_are_those_of_the_config() -> None:
     ],
 )
 def test_moments_are_those_of_the_config(optimizer: str, moments: int) -> None:
-    assert of_config(f"optimizer = {optimizer}\n").habits.moments == moments
+    assert of_config(f"optimizer = {optimizer}\n").framework.moments == moments
 
 
 def test_a_larger_bucket_takes_more() -> None:
     """This holds if gradients are reduced: buckets have their full size, however little the last one contains."""
     small, large = (
-        stage_memory(replace(workload(), zero=2, seq_len=16, habits=Habits(buckets=Buckets(reduce=size))), 0)
+        stage_memory(replace(workload(), zero=2, seq_len=16, framework=Framework(buckets=Buckets(reduce=size))), 0)
         for size in (4e7, 4e9)
     )
     assert large.buffers > small.buffers + 4e9

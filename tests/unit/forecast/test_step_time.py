@@ -16,7 +16,7 @@ from dslpar.forecast.device import Device, device_named
 from dslpar.forecast.links import Group, Nodes, group_of, transfer
 from dslpar.forecast.part_times import exposed_by_ring
 from dslpar.forecast.step_time import StepTime, step_time
-from dslpar.forecast.workload import Habits, Workload
+from dslpar.forecast.workload import Framework, Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.simulation import Durations, simulate
@@ -73,14 +73,16 @@ SOME = (
     workload(),
     workload(data=16, zero=3, recompute="full"),
     workload(data=4, tensor=one_d(8, residual="sequence"), zero=2, micro_size=2),
-    workload(pipe=4, data=2, tensor=one_d(2), chunks=2, habits=Habits(blocking_messages=True, fused_optimizer=False)),
+    workload(
+        pipe=4, data=2, tensor=one_d(2), chunks=2, framework=Framework(blocking_messages=True, fused_optimizer=False)
+    ),
     workload(
         pipe=2, tensor=TensorMesh(q=2, y=2, mode="2d", residual="hidden"), split=True, recompute="full", micro_size=2
     ),
     workload(
         tensor=TensorMesh(q=2, y=2, z=2, mode="3d", residual="batch"),
         micro_size=8,
-        habits=Habits(fused_attention=False),
+        framework=Framework(fused_attention=False),
     ),
     workload(tensor=TensorMesh(d=4, mode="sequence", split="sequence"), recompute="selective"),
 )
@@ -248,8 +250,8 @@ def host_s(made: Workload, **constants: float) -> float:
     [
         ({}, 1, 1),
         ({"recompute": "full"}, 2, 1),
-        ({"habits": Habits(launch_ratio=2.0)}, 2, 2),
-        ({"recompute": "full", "habits": Habits(launch_ratio=2.0)}, 4, 2),
+        ({"framework": Framework(launch_ratio=2.0)}, 2, 2),
+        ({"recompute": "full", "framework": Framework(launch_ratio=2.0)}, 4, 2),
     ],
 )
 def test_a_layer_is_launched_forward_and_backward_and_again(
@@ -289,14 +291,16 @@ def test_a_host_runs_ahead_of_a_busy_device() -> None:
         host = replace(DEFAULT, layer_launch_s=0.9 * device_s / layers / (forwards + 1), backward_launch=1.0)
         assert device_s < step_time(each, H100, NODES, host).step_s < 1.06 * device_s
     waits, runs = (
-        step_time(replace(workload(pipe=2, model=made.model), habits=Habits(blocking_messages=on)), H100, NODES, host)
+        step_time(
+            replace(workload(pipe=2, model=made.model), framework=Framework(blocking_messages=on)), H100, NODES, host
+        )
         for on in (True, False)
     )
     assert waits.launch_s > 2 * runs.launch_s
 
 
 def test_a_step_has_no_jump_where_host_and_device_take_the_same() -> None:
-    made = workload(model=LLAMA, data=32, zero=1, micro_batches=2, habits=Habits(overlaps_gather=True))
+    made = workload(model=LLAMA, data=32, zero=1, micro_batches=2, framework=Framework(overlaps_gather=True))
     split = workload(pipe=4, split=True, recompute="full")
     for each in (made, split):
         steps = [
@@ -353,7 +357,7 @@ def test_the_fullest_stage_rules_as_the_simulation_says(counts: tuple[int, ...])
 def test_messages_of_a_host_that_waits_cost_more() -> None:
     tensor = one_d(2)
     free, blocking = (
-        timed(workload(pipe=4, tensor=tensor, habits=Habits(blocking_messages=on))) for on in (False, True)
+        timed(workload(pipe=4, tensor=tensor, framework=Framework(blocking_messages=on))) for on in (False, True)
     )
     assert blocking.step_s > free.step_s
     assert blocking.launch_s > free.launch_s
@@ -371,7 +375,7 @@ def test_zero_3_sends_weights_in_each_micro_batch_and_zero_1_once() -> None:
 
 def test_hidden_reductions_and_gathers_cost_less() -> None:
     hidden, open_ = (
-        timed(workload(data=16, habits=Habits(overlaps_reduction=on, overlaps_gather=on))) for on in (True, False)
+        timed(workload(data=16, framework=Framework(overlaps_reduction=on, overlaps_gather=on))) for on in (True, False)
     )
     assert hidden.reduction_s < open_.reduction_s
     assert hidden.gather_s < open_.gather_s
