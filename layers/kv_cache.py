@@ -1,10 +1,12 @@
 """Key-value cache for generation, which runs a sequence chunk by chunk and attends to all earlier tokens.
 
+Each attention layer asks for the cache in use, and extends it with its own keys and values.
+
     cache = KeyValueCache()
     with cache.chunk_at(0):
         module(ids[:, :8])
     with cache.chunk_at(8):
-        module(ids[:, 8:9])                # as module(ids[:, :9]) has it at the last token
+        module(ids[:, 8:9])                # equals the last position of module(ids[:, :9])
 
 All samples are at the same position, as in Meta's Llama: longer prompts are fed token by token while the other samples
 already generate. So a chunk is a slice in every tensor mode, and samples need no positions of their own. A rank caches
@@ -30,7 +32,7 @@ class KeyValueCache:
         self.begin = 0
         """Position of the chunk's first token."""
         self._kept: WeakKeyDictionary[nn.Module, tuple[Tensor, Tensor]] = WeakKeyDictionary()
-        """The cached keys and values [B, G, S, D] of each attention layer."""
+        """The cached keys and values of each attention layer: [batch, key heads, sequence, features of a head]."""
 
     @contextmanager
     def chunk_at(self, begin: int) -> Iterator[None]:

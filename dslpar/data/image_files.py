@@ -1,8 +1,8 @@
 """Find images, check them, and split them into training and held-out images, without torch and without decoding.
 
-    cats/1.png cats/2.png dogs/1.jpg        a folder of images a class, classes by their names in order
+    cats/1.png cats/2.png dogs/1.jpg        one folder per class; classes are numbered in the order of their names
     digits.npz                              arrays `images` and `labels`
-    images.npy and labels.npy               an array each, mapped into memory
+    images.npy and labels.npy               one array per file, mapped into memory
 
 Images are uint8 or uint16, or floats in [0, 1]; [N, H, W], [N, H, W, channels] or [N, channels, H, W].
 """

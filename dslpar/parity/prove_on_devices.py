@@ -1,5 +1,7 @@
 """Proof on the ranks of a launched job, with its real world size and precision: `prove --on-devices`.
 
+A proof compares the gradients of one step with those of plain torch, within the rounding of the precision.
+
     status = run(load, report, small=False, request="...")      # on every rank; rank 0 reports
 
 1. The ranks meet as in train.py, under any launcher or none.
@@ -9,8 +11,8 @@
 4. Within that step each gradient is compared (`gathered_gradients`).
 
 If one rank ends, all ranks end, with the same status. Ranks exchange findings after each phase that may raise some
-(`_together`). A rank with a finding may wait there in vain, because the others are in a collective. Its guard then ends
-all ranks (dslpar/watchdog).
+(`_together`). If only one rank has an error, the others may already be in a collective, and never come there. That
+rank's guard (dslpar/watchdog) then ends the job.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ stand-in is a tensor that a layer uses instead of a vector, and in whose backwar
 dslpar's own blocks make the stand-ins of all their vectors and pass them to their layers. transformers' code does not,
 so here each layer asks for them. The first request in a forward makes the stand-ins of the whole part (a block, or a
 module around the blocks), and the end of the forward drops them. So many small reductions become one all-reduce per set
-of axes, as with DDP's buckets (arXiv 2006.15704).
+of axes in each backward, as with DDP's buckets (arXiv 2006.15704). `engine/vector_reduction.py` sums once per step.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Guards' connections to each other and to `dslpar launch`: lines over non-blocking TCP.
+"""Connections of guards to each other and to `dslpar launch`: lines over non-blocking TCP, and a poller for them.
 
     connection = connect("10.0.0.1", 4711, Key(secret, "hub"), rank=3, fields=FROM_HUB, timeout_s=1)
     connection.send({"bye": True})
     for message in connection.receive(): ...
 
-Here rank 3's guard connects to the hub, which is rank 0's guard. Each line is one message as JSON (guard_messages.py).
+A guard is the watchdog process beside each rank, and the hub is rank 0's guard. Here rank 3's guard connects to it.
+Each line is one message as JSON (guard_messages.py). guard_server.py has the other side of the handshake.
 Each read takes at most _READ_BYTES, so that one connection cannot keep the others waiting. Bytes that cannot be sent
 now are sent at a later `flush`.
 """

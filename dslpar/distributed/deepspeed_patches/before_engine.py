@@ -1,4 +1,7 @@
-"""Settings of DeepSpeed before an engine is built: collectives, precision, compiled ops."""
+"""Patches of DeepSpeed before or while an engine is built: collectives, precision, compiled ops.
+
+docs/architecture.md explains their numbers, such as M1.
+"""
 
 from __future__ import annotations
 
