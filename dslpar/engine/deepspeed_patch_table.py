@@ -201,6 +201,17 @@ PATCHES = (
         applies=lambda built: built.job.spec.zero.stage == 0 and built.job.mesh.pipe == 1,
     ),
     Patch(
+        24,
+        "reduce_fp16_on_cpus",
+        "gradients in fp16 are refused on CPUs on which torch computes fp16",
+        "fp16 on CPUs, no ZeRO",
+        AFTER,
+        "engine/test_vector_reduction.py",
+        "docs/upstream/m03_fp16_on_cpus.py",
+        arguments=lambda built: (built.ds_engine,),
+        applies=lambda built: built.job.spec.zero.stage == 0 and built.job.spec.precision.dtype == "fp16",
+    ),
+    Patch(
         20,
         "correct_bias_exactly",
         "DeepSpeedCPUAdam: a resumed run differs in its last bits",

@@ -9,6 +9,7 @@ from dslpar.distributed.deepspeed_patches.before_engine import (
     allow_fp16_on_cpus,
     build_ops_alone,
     ignore_deprecated_names,
+    reduce_fp16_on_cpus,
     skip_shm_op,
 )
 from dslpar.distributed.deepspeed_patches.mpu import reduce_over_own_mpu, restore_mpu
@@ -55,6 +56,7 @@ __all__ = [
     "owned_square_norm",
     "read_norms_once",
     "reduce_by_stages",
+    "reduce_fp16_on_cpus",
     "reduce_norms_of_all_groups",
     "reduce_over_own_mpu",
     "register_external_parameters",

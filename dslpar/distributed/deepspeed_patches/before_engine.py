@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from dslpar.distributed.deepspeed_patches.replacement import replaced
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
 
 
 def skip_shm_op() -> None:
@@ -49,6 +52,20 @@ def allow_fp16_on_cpus() -> Iterator[None]:
             yield
     else:
         yield
+
+
+def reduce_fp16_on_cpus(ds_engine: DeepSpeedEngine) -> None:
+    """M24. Have an engine without ZeRO reduce gradients in fp16 on every CPU on which M3 allows fp16.
+
+    DeepSpeed compares their dtype with the dtypes that it accepts, in each reduction, when M3 is undone already.
+    """
+    reduce = ds_engine.buffered_allreduce_fallback
+
+    def reduce_fp16(*args: object, **kwargs: object) -> None:
+        with allow_fp16_on_cpus():
+            reduce(*args, **kwargs)
+
+    ds_engine.buffered_allreduce_fallback = reduce_fp16
 
 
 def _cpu_computes(dtype: torch.dtype) -> bool:

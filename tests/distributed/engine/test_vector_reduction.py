@@ -153,11 +153,10 @@ def test_a_stage_that_is_reduced_early_leaves_its_vectors_to_the_end(stage: int)
             torch.testing.assert_close(weights[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.prove
-@pytest.mark.parametrize(
-    ("stage", "dtype"),
-    [(0, "bf16"), (1, "bf16"), (0, "fp16"), (1, "fp16")],
-)
+HALF = [(0, "bf16"), (1, "bf16"), (0, "fp16"), (1, "fp16")]
+
+
+@pytest.mark.parametrize(("stage", "dtype"), sampled(HALF, HALF[2:3]))
 def test_in_half_precision_too(stage: int, dtype: str) -> None:
     """A gradient rounds to 2^-8 (bf16) or 2^-11 of itself in either case, before or after the sum of two ranks; weights
     of about 1 are then stored with half of that.
