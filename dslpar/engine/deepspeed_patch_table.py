@@ -207,7 +207,6 @@ PATCHES = (
         "fp16 on CPUs, no ZeRO",
         AFTER,
         "engine/test_vector_reduction.py",
-        "docs/upstream/m03_fp16_on_cpus.py",
         arguments=lambda built: (built.ds_engine,),
         applies=lambda built: built.job.spec.zero.stage == 0 and built.job.spec.precision.dtype == "fp16",
     ),

@@ -254,11 +254,11 @@ def test_m3_deepspeed_still_has_no_fp16_on_cpus_without_the_instruction() -> Non
     if torch.ops.mkldnn._is_mkldnn_fp16_supported():
         pytest.skip("this CPU has it")
     assert not CPU_Accelerator().is_fp16_supported()
-    assert deepspeed_patches.start._cpu_computes(torch.float16)
+    assert deepspeed_patches.before_engine._cpu_computes(torch.float16)
 
 
 def _refused(made: Job) -> str:
-    deepspeed_patches.start._cpu_computes = lambda dtype: False  # a torch without fp16 on CPUs, as before 2.0
+    deepspeed_patches.before_engine._cpu_computes = lambda dtype: False  # a torch without fp16 on CPUs, as before 2.0
     with pytest.raises(DslparError) as refused:
         engine_of(made)
     return refused.value.findings[0].concise()
