@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from dslpar.core.mesh import TensorMesh
 from dslpar.costs.adapters import Adapter, AdapterSizes, Role
-from dslpar.costs.collective_traffic import Number
+from dslpar.costs.collective_traffic import Number, ratio
 
 Cost = TypeVar("Cost")
 
@@ -271,12 +271,18 @@ def mlp(
 
 
 Forms: TypeAlias = Mapping[type[Layer], Callable[[Any, TensorMesh, Number], Cost]]
-"""The closed form of each kind of layer: a function of the layer, the tensor group, and tokens of a micro-batch."""
+"""The closed form of each kind of layer but `PerSample`, as a function of layer, tensor group and tokens."""
 
 
 def walk(forms: Forms[Cost], layers: Iterable[Layer], tensor: TensorMesh, tokens: Number) -> list[Cost]:
-    """Return the cost of each layer on one rank of a tensor group."""
-    return [forms[type(layer)](layer, tensor, tokens) for layer in layers]
+    """Return the cost of each layer on one rank of a tensor group; the layers within a `PerSample` count one by one."""
+    costs: list[Cost] = []
+    for layer in layers:
+        if isinstance(layer, PerSample):
+            costs += walk(forms, layer.layers, tensor, ratio(tokens, layer.num_tokens))
+        else:
+            costs.append(forms[type(layer)](layer, tensor, tokens))
+    return costs
 
 
 def within(layers: Iterable[Layer]) -> Iterator[Layer]:

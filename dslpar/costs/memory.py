@@ -224,10 +224,6 @@ def batch_norm(layer: sizes.BatchNorm, tensor: TensorMesh, tokens: Number) -> La
     return LayerMemory(weights=2 * features if layer.affine else 0, saved=saved)
 
 
-def _per_sample(layer: sizes.PerSample, tensor: TensorMesh, tokens: Number) -> LayerMemory:
-    return total(layer.layers, tensor, ratio(tokens, layer.num_tokens))
-
-
 def _repeated(layer: sizes.Repeated, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     once = total(layer.layers, tensor, tokens)
     return once._replace(saved=once.saved * layer.times)
@@ -258,13 +254,12 @@ FORMS: Forms[LayerMemory] = {
     sizes.Linear: linear,
     sizes.MeanOfTokens: _nothing,
     sizes.Norm: norm,
-    sizes.PerSample: _per_sample,
     sizes.Repeated: _repeated,
     sizes.ResidualAdd: _nothing,
     sizes.TokenLinear: token_linear,
     sizes.Vectors: vectors,
 }
-"""The closed form of each kind of layer."""
+"""The closed form of each kind of layer but `PerSample`, which `walk` takes apart."""
 
 
 def logits(layers: Iterable[Layer], tensor: TensorMesh, tokens: Number) -> Number:

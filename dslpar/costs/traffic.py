@@ -276,10 +276,6 @@ def cross_entropy(layer: sizes.CrossEntropy, tensor: TensorMesh, tokens: Number)
     return LayerTraffic(forward=all_reduce(tensor, features, 3 * rows) + all_reduce(tensor, cut, mean))
 
 
-def _per_sample(layer: sizes.PerSample, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
-    return total(layer.layers, tensor, ratio(tokens, layer.num_tokens))
-
-
 def _repeated(layer: sizes.Repeated, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     return total(layer.layers, tensor, tokens) * layer.times
 
@@ -308,10 +304,9 @@ FORMS: Forms[LayerTraffic] = {
     sizes.Linear: linear,
     sizes.MeanOfTokens: mean_of_tokens,
     sizes.Norm: norm,
-    sizes.PerSample: _per_sample,
     sizes.Repeated: _repeated,
     sizes.ResidualAdd: _nothing,
     sizes.TokenLinear: token_linear,
     sizes.Vectors: vectors,
 }
-"""The closed form of each kind of layer."""
+"""The closed form of each kind of layer but `PerSample`, which `walk` takes apart."""

@@ -20,7 +20,7 @@ from dslpar.core.mesh import TensorMesh
 from dslpar.costs import layers as sizes
 from dslpar.costs.adapters import matrices
 from dslpar.costs.cached_sharding import inner_cuts, residual_cuts
-from dslpar.costs.collective_traffic import Number, ratio
+from dslpar.costs.collective_traffic import Number
 from dslpar.costs.layers import Forms, Layer, walk
 from dslpar.layout.divisors import ranks, vocabulary
 
@@ -182,10 +182,6 @@ def batch_norm(layer: sizes.BatchNorm, tensor: TensorMesh, tokens: Number) -> Wo
     return Work(elementwise=(2 * (5 if layer.affine else 3) + 2) * stored)
 
 
-def _per_sample(layer: sizes.PerSample, tensor: TensorMesh, tokens: Number) -> Work:
-    return total(layer.layers, tensor, ratio(tokens, layer.num_tokens))
-
-
 def _repeated(layer: sizes.Repeated, tensor: TensorMesh, tokens: Number) -> Work:
     return total(layer.layers, tensor, tokens) * layer.times
 
@@ -215,13 +211,12 @@ FORMS: Forms[Work] = {
     sizes.Linear: linear,
     sizes.MeanOfTokens: _nothing,
     sizes.Norm: norm,
-    sizes.PerSample: _per_sample,
     sizes.Repeated: _repeated,
     sizes.ResidualAdd: residual_add,
     sizes.TokenLinear: token_linear,
     sizes.Vectors: _nothing,
 }
-"""The closed form of each kind of layer."""
+"""The closed form of each kind of layer but `PerSample`, which `walk` takes apart."""
 
 
 def _residual(tensor: TensorMesh, tokens: Number, features: int) -> float:
