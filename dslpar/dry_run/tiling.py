@@ -6,7 +6,7 @@
     >>> tiling_errors(Placement(tensor, (8, 4), (("y", "q"), ("z",))))
     []
     >>> tiling_errors(Placement(tensor, (8, 4), (("y", "y"), ("z",))))
-    ['dim 0, cut over y y: 4 of 8 indices are on no rank, such as 2']
+    ['dim 0, sharded over y y: 4 of 8 indices are on no rank, such as 2']
 
 The check builds no shards. A placement splits each dim of a parameter separately, so a rank holds a *box*: some indices
 of each dim, in all combinations. The indices of one dim are a *piece*. `Placement.cut` gives a rank's piece when it is
