@@ -55,17 +55,17 @@ def test_every_class_is_exact_or_refused(part: int) -> None:
 @pytest.mark.prove
 def test_an_error_of_code_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table can fail: for another model, and for code that raises."""
-    weights = derive_all.compare.plain
+    weights = derive_all.hf_parity.plain
 
     def changed(*args: object) -> object:
         model, found = weights(*args)  # type: ignore[arg-type]
         found["model.layers.0.mlp.up_proj.weight"][0, 0] += 1e-6
         return model, found
 
-    monkeypatch.setattr(derive_all.compare, "plain", changed)
+    monkeypatch.setattr(derive_all.hf_parity, "plain", changed)
     (row,) = derive_all.rows(["LlamaForCausalLM"])
     assert row.outcome == "wrong"
-    monkeypatch.setattr(derive_all.compare, "plain", lambda *_: 1 / 0)
+    monkeypatch.setattr(derive_all.hf_parity, "plain", lambda *_: 1 / 0)
     (row,) = derive_all.rows(["LlamaForCausalLM"])
     assert row.outcome == "crashed"
     assert "ZeroDivisionError" in row.why
