@@ -167,8 +167,8 @@ def mark_owners(module: nn.Module, groups: Groups) -> None:
 
 
 def gather(shard: torch.Tensor, placement: Placement, groups: Groups) -> torch.Tensor:
-    """Gather the pieces to the full, unpadded tensor on every rank of the tensor group."""
-    pieces = collectives.all_gather(shard.detach().unsqueeze(0), groups.axis("tensor"))
+    """Gather the pieces to the full, unpadded tensor on every rank that holds a piece (`Placement.holders`)."""
+    pieces = collectives.all_gather(shard.detach().unsqueeze(0), groups.axis(placement.holders))
     return placement.merge(list(pieces))
 
 

@@ -144,6 +144,16 @@ class Placement:
         return self.tensor.summed_by_layers(self.partial)
 
     @property
+    def is_expert(self) -> bool:
+        """Whether data ranks hold different pieces, which only experts do. See `TensorMesh.e`."""
+        return self.tensor.e > 1 and any("e" in letters for letters in self.cuts)
+
+    @property
+    def holders(self) -> str:
+        """The axis of the ranks that together hold the whole tensor: "expert" or "tensor"."""
+        return "expert" if self.is_expert else "tensor"
+
+    @property
     def replicas(self) -> Letters:
         """Axes along which ranks hold equal copies."""
         cut = {letter for letters in self.cuts for letter in letters}
@@ -172,8 +182,8 @@ class Placement:
         return torch.cat(self._views(full, coord))
 
     def merge(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Merge the pieces of all ranks of a tensor group, in their order, to the full, unpadded tensor."""
-        mesh = Mesh(tensor=self.tensor)
+        """Merge the pieces of all ranks of the axis `holders`, in their order, to the full, unpadded tensor."""
+        mesh = Mesh(data=self.tensor.e if self.is_expert else 1, tensor=self.tensor)
         assert len(pieces) == mesh.world_size, f"{len(pieces)} pieces of {mesh.world_size}"
         full = pieces[0].new_empty(self.padded)
         for coord, shard in zip(map(mesh.coord, range(mesh.world_size)), pieces, strict=True):

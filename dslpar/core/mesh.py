@@ -6,7 +6,8 @@ A job's ranks form a grid with the axes `pipe`, `data` and `tensor`. The tensor 
     pipe  data  d  q  y  z          rank = (pipe * D + data) * T + tensor
 
 as in DeepSpeed's PipeModelDataParallelTopology and LiBai's documentation. Two names stand for several axes: `tensor`
-for d q y z, and `x` for d q. Every group is a slice of one reshaped range of ranks, as in picotron and torch's
+for d q y z, and `x` for d q. The data axis may be divided in turn: `e`, neighbouring data ranks that hold different
+experts, and `expert_data`, the ranks that hold the same ones; `expert` stands for e and the tensor axes. Every group is a slice of one reshaped range of ranks, as in picotron and torch's
 DeviceMesh. Slices are computed one at a time, so a mesh of a million ranks costs nothing.
 
     >>> mesh = Mesh(pipe=2, data=2, tensor=TensorMesh(y=2, mode="1d"))
@@ -39,7 +40,7 @@ LEGACY_ORDER = ("data", "pipe", "tensor")
 ORDERS = (STANDARD_ORDER, LEGACY_ORDER)
 
 TENSOR_AXES = ("d", "q", "y", "z")
-_COMPOUND = {"tensor": TENSOR_AXES, "x": ("d", "q")}
+_COMPOUND = {"tensor": TENSOR_AXES, "x": ("d", "q"), "expert": ("e", *TENSOR_AXES)}
 
 
 @keeping_hash
@@ -77,6 +78,13 @@ class TensorMesh:
     """Whether torch's fused matmuls exchange parts of tokens through symmetric memory, instead of around a ring."""
     zero_over_d: bool = False
     """Whether ZeRO shards over d as well as data, and sums gradients over both axes. If not, layers sum over d."""
+    e: int = 1
+    """Number of neighbouring data ranks over which experts are divided, as well as over this mesh. Other weights are
+    replicated over e. It does not count in `size`."""
+    exchanges_tokens: bool = False
+    """Whether mixtures send each token to the ranks that hold its experts, instead of gathering the tensor group's."""
+    expert_chunks: int = 1
+    """Number of parts of a rank's tokens that a mixture sends one after the other, to bound its memory."""
 
     @property
     def x(self) -> int:
@@ -144,6 +152,7 @@ class Mesh:
     def __post_init__(self) -> None:
         assert self.order in ORDERS, self.order
         assert min(self.sizes.values()) >= 1, self.sizes
+        assert self.data % self.tensor.e == 0 or self.data == 1, (self.data, self.tensor.e)
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
@@ -172,6 +181,18 @@ class Mesh:
         return strides
 
     @cached_property
+    def _axes(self) -> Mapping[str, tuple[int, int]]:
+        """(Size, stride) of each axis, and of the two parts of the data axis, from slow to fast."""
+        axes: dict[str, tuple[int, int]] = {}
+        for axis, size in self.sizes.items():
+            axes[axis] = (size, self.strides[axis])
+            if axis == "data":
+                e = min(self.tensor.e, size)  # a mesh of one replica has one part of the experts
+                axes["expert_data"] = (size // e, self.strides[axis] * e)
+                axes["e"] = (e, self.strides[axis])
+        return axes
+
+    @cached_property
     def world_size(self) -> int:
         """Number of ranks."""
         return math.prod(self.sizes.values())
@@ -185,40 +206,47 @@ class Mesh:
         return sum(index * self.strides[axis] for axis, index in coord.items())
 
     def size(self, *names: str) -> int:
-        """Return the number of ranks in a group over the named axes (`tensor` and `x` name several)."""
-        return math.prod(self.sizes[axis] for axis in expand(names))
+        """Return the number of ranks in a group over the named axes (`tensor`, `x` and `expert` name several)."""
+        return math.prod(self._axes[axis][0] for axis in self._in_order(names))
 
     def index(self, rank: int, *names: str) -> int:
         """Return the rank's position in its group over the named axes."""
-        coord, position = self.coord(rank), 0
-        for axis in self._in_order(names):
-            position = position * self.sizes[axis] + coord[axis]
+        position = 0
+        for size, stride in map(self._axes.__getitem__, self._in_order(names)):
+            position = position * size + rank // stride % size
         return position
 
     def peers(self, rank: int, *names: str) -> tuple[int, ...]:
         """Return, in order, `rank` and all ranks that differ from it only on the named axes."""
-        axes, coord = self._in_order(names), self.coord(rank)
-        origin = rank - sum(coord[axis] * self.strides[axis] for axis in axes)
+        axes = self._in_order(names)
+        sizes = [self._axes[axis] for axis in axes]
+        origin = rank - sum(rank // stride % size * stride for size, stride in sizes)
         return tuple(origin + offset for offset in self._offsets(axes))
 
     def groups(self, *names: str) -> Iterator[tuple[int, ...]]:
         """Yield every group over the named axes, in the order of their first ranks."""
         axes = self._in_order(names)
-        others = tuple(axis for axis in self.sizes if axis not in axes)
+        divided = "e" in axes or "expert_data" in axes
+        every = self._in_order((*self.order, *(("expert_data", "e") if divided else ())))
+        others = tuple(axis for axis in every if axis not in axes)
         for origin in self._offsets(others):
             yield tuple(origin + offset for offset in self._offsets(axes))
 
     def _in_order(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        wanted = expand(names)
-        return tuple(axis for axis in self.sizes if axis in wanted)
+        wanted = {*expand(names)}
+        if {"e", "expert_data"} <= wanted:
+            wanted.discard("data")
+        elif "data" in wanted:
+            wanted -= {"e", "expert_data"}
+        return tuple(axis for axis in self._axes if axis in wanted)
 
     def _offsets(self, axes: tuple[str, ...]) -> Iterator[int]:
-        steps = [range(0, self.sizes[axis] * self.strides[axis], self.strides[axis]) for axis in axes]
+        steps = [range(0, size * stride, stride) for size, stride in map(self._axes.__getitem__, axes)]
         return map(sum, product(*steps))
 
 
 def expand(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Expand `tensor` and `x` in axis names; each axis is returned once."""
+    """Expand `tensor`, `x` and `expert` in axis names; each axis is returned once."""
     return tuple(dict.fromkeys(axis for name in names for axis in _COMPOUND.get(name, (name,))))
 
 

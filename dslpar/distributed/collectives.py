@@ -254,6 +254,18 @@ def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor
     return received.movedim(0, concat_dim).flatten(concat_dim, concat_dim + 1)
 
 
+def exchange_rows(x: Tensor, axis: Axis, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    """Send consecutive rows of `x`, `sent[rank]` to each rank; return the rows of all ranks, `received[rank]` each.
+
+    Any number may be 0.
+    """
+    if axis.size == 1:
+        return x
+    rows = x.new_empty((sum(received), *x.shape[1:]))
+    dist.all_to_all_single(rows, x.contiguous(), list(received), list(sent), group=axis.group)
+    return rows
+
+
 def start_ring_shift(x: Tensor, axis: Axis, received: Tensor | None = None) -> Pending:
     """Start sending `x` to the ring's next rank and receiving the previous rank's `x`, into `received` if given."""
     if torch.compiler.is_compiling():
@@ -329,6 +341,12 @@ def all_to_all_autograd(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) 
     forward = partial(all_to_all, axis=axis, split_dim=split_dim, concat_dim=concat_dim)
     backward = partial(all_to_all, axis=axis, split_dim=concat_dim, concat_dim=split_dim)
     return _pair(x, axis, forward, backward)
+
+
+def exchange_rows_autograd(x: Tensor, axis: Axis, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    """`exchange_rows`; backward: the exchange that undoes it."""
+    forward = partial(exchange_rows, axis=axis, sent=sent, received=received)
+    return _pair(x, axis, forward, partial(exchange_rows, axis=axis, sent=received, received=sent))
 
 
 def reduce_from_group(x: Tensor, axis: Axis) -> Tensor:

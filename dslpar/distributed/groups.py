@@ -4,6 +4,7 @@
     groups.axis("y")                        # this rank's tensor group
     groups.axis("d", "q")                   # ranks that differ on d and q alone; also written axis("x")
     groups.axis("model")                    # pipe and tensor: all ranks of one replica of the model
+    groups.axis("expert")                   # the ranks that together hold all experts of a stage
     Groups.without_processes(mesh, rank=5)  # who belongs to rank 5's groups, in a process that is in none of them
 
 d, q, y and z are the tensor axes, and x is d and q together (docs/architecture.md, The cuboid).
@@ -153,7 +154,7 @@ class Groups:
         It must not grow later, since torch.compile would then recompile the code that reads it.
         """
         orders = (names for length in range(1, len(TENSOR_AXES) + 1) for names in permutations(TENSOR_AXES, length))
-        named = ((), ("tensor",), ("x",), ("data",), ("pipe",), ("model",), ("pipe", "data", "tensor"))
+        named = ((), ("tensor",), ("x",), ("data",), ("pipe",), ("model",), ("pipe", "data", "tensor"), ("expert",))
         return {names: self._axes[self._key(names)] for names in (*orders, *named)} | self._context
 
     def _context_axes(
@@ -176,7 +177,7 @@ class Groups:
     def _key(self, names: tuple[str, ...]) -> frozenset[str]:
         """Return the named axes of more than one rank: an axis of one rank adds no member to the group."""
         axes = expand(tuple(axis for name in names for axis in (_MODEL if name == "model" else (name,))))
-        return frozenset(axis for axis in axes if self.mesh.sizes[axis] > 1)
+        return frozenset(axis for axis in axes if self.mesh.size(axis) > 1)
 
     def _make_axis(self, names: tuple[str, ...], timeout: timedelta | None) -> Axis:
         key = self._key(names)
@@ -220,6 +221,8 @@ def _needed_axes(mesh: Mesh) -> Iterator[tuple[str, ...]]:
     for length in range(1, len(TENSOR_AXES) + 1):
         yield from combinations([axis for axis in TENSOR_AXES if mesh.sizes[axis] > 1], length)
     yield from (("data",), ("pipe",), _MODEL, ("data", "d"), ("pipe", "data", "tensor"))
+    if mesh.tensor.e > 1:
+        yield from (("expert",), ("expert_data",), ("e",))
 
 
 class Mpu:

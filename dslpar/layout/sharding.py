@@ -91,9 +91,13 @@ def ring_of(tensor: TensorMesh, letters: Letters) -> int:
 
 
 def piece(tensor: TensorMesh, coord: Mapping[str, int], letters: Letters) -> tuple[int, int]:
-    """Return (index, count) of the piece that the rank at `coord` holds of a dim split equally by `letters`."""
+    """Return (index, count) of the piece that the rank at `coord` holds of a dim split equally by `letters`.
+
+    The letter "e" is a part of the data axis, over which experts are divided (`TensorMesh.e`).
+    """
     index, count = 0, 1
     for letter in letters:
         size = getattr(tensor, letter)
-        index, count = index * size + coord[letter], count * size
+        own = coord.get("data", 0) % size if letter == "e" else coord[letter]
+        index, count = index * size + own, count * size
     return index, count

@@ -20,8 +20,16 @@ tensor plan) would balance the ranks exactly. But with F of some hundred the mat
 store experts one by one, so a rank with whole experts reads whole tensors.
 
 Each mixture sends `2 f(T) B S H` elements in the forward and as many in the backward, with f(n) = (n - 1) / n, for any
-number of experts per token. Each rank stores the gathered tokens. An all-to-all (GShard, arXiv 2006.16668) sends fewer
-elements if a token's experts are on few of many ranks, but their number changes in each step.
+number of experts per token, and each rank stores the gathered tokens.
+
+With `parallel.expert` (`TensorMesh.exchanges_tokens`), experts are divided over data ranks as well, and tokens are sent
+to their experts instead::
+
+    residual, as stored --split--> this rank's tokens [n, H] --router--> weights of experts for these tokens
+    [n, H] --exchange--> rows of this rank's experts --> back, weighted sum [n, H] --> residual, as stored
+
+(`layers.distinct_tokens`, `layers.token_exchange`). Routers then see each token on one rank only, and a shared expert's
+weights are gathered for each use, since its features are sharded but each rank has other tokens.
 """
 
 from __future__ import annotations
@@ -38,9 +46,11 @@ from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
+from dslpar.layers.distinct_tokens import DistinctTokens
 from dslpar.layers.operand_shardings import Role
 from dslpar.layers.parameter import ZEROS, Layer, parameter
 from dslpar.layers.placement import Placement
+from dslpar.layers.token_exchange import TokenExchange
 from dslpar.policies.errors import NEEDS_OWN_CODE
 from dslpar.policies.replacement_modules import Source, call_with
 
@@ -81,16 +91,20 @@ def sharing_axes(groups: Groups) -> placement.Letters:
     return groups.tensor.summed_by_layers(TENSOR_AXES)
 
 
-def _placed(groups: Groups, shape: tuple[int, ...], dim: int, padded_rows: int | None = None) -> Placement:
-    """Return the placement of a weight whose `dim` is sharded over the axes that divide the experts."""
-    sharing = sharing_axes(groups)
+def _placed(
+    groups: Groups, shape: tuple[int, ...], dim: int, sharing: placement.Letters, padded_rows: int | None = None
+) -> Placement:
+    """Return the placement of a weight whose `dim` is sharded over the axes `sharing`."""
     cuts = tuple(sharing if each == dim else () for each in range(len(shape)))
     partial = tuple(letter for letter in TENSOR_AXES if letter not in sharing)
     return Placement(groups.tensor, shape, cuts, partial=partial, padded_rows=padded_rows)
 
 
 def surround(mixture: nn.Module, groups: Groups) -> None:
-    """Register hooks on a mixture: its forward gets full tokens, and its output is reduced to the stored residual."""
+    """Register hooks on a mixture: its forward gets full tokens, and its output becomes the stored residual."""
+    if groups.tensor.exchanges_tokens:
+        _surround_with_split(mixture, groups)
+        return
 
     def gather(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return gather_tokens(groups, args[0]), *args[1:]
@@ -100,6 +114,21 @@ def surround(mixture: nn.Module, groups: Groups) -> None:
 
     mixture.register_forward_pre_hook(gather)
     mixture.register_forward_hook(reduce)
+
+
+def _surround_with_split(mixture: nn.Module, groups: Groups) -> None:
+    split = DistinctTokens(groups)
+    shapes: list[torch.Size] = []
+
+    def take(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        shapes.append(args[0].shape)
+        return split.take(args[0]).unsqueeze(0), *args[1:]
+
+    def give_back(_: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+        return split.give_back(y.squeeze(0), shapes.pop())
+
+    mixture.register_forward_pre_hook(take)
+    mixture.register_forward_hook(give_back)
 
 
 class Experts(Layer):
@@ -116,40 +145,60 @@ class Experts(Layer):
         if set(shapes) != set(_PROJECTIONS) or not all(len(shape) == 3 for shape in shapes.values()):
             message = f"{name} of {type(module).__name__} holds {shapes}, not the weights of gated experts"
             raise_finding("TEN234", message, NEEDS_OWN_CODE, key="model.type")
-        index, count = placement.piece(groups.tensor, groups.coord, sharing_axes(groups))
+        axes = sharing_axes(groups)
+        self.exchange: TokenExchange | None = None
         num_experts = own.num_experts
+        if groups.tensor.exchanges_tokens:
+            axes = ("e", *axes)
+            self.exchange = TokenExchange(groups, num_experts)
+        index, count = placement.piece(groups.tensor, groups.coord, axes)
         self.share_of_experts = -(-num_experts // count)
         self.first = index * self.share_of_experts
         padded = self.share_of_experts * count
         for each, shape in shapes.items():
             rows = padded if padded != num_experts else None
-            self.register_parameter(each, parameter(_placed(groups, shape, 0, rows), ZEROS))
-        own.num_experts, own._is_expert_parallel = self.share_of_experts, count > 1
+            self.register_parameter(each, parameter(_placed(groups, shape, 0, axes, rows), ZEROS))
+        own.num_experts, own._is_expert_parallel = self.share_of_experts, count > 1 and self.exchange is None
         self.module = [own]  # in a list, so that its parameters are not registered here
         self.sources = {each: (Source(f"{name}.{each}"),) for each in shapes}
 
     def forward(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Map x [tokens, H], with [tokens, k] choices of all experts, to this rank's terms of the sum [tokens, H]."""
+        """Map x [tokens, H], with [tokens, k] choices of all experts, to [tokens, H].
+
+        The result is the sum over this rank's experts; with an exchange, over all experts.
+        """
+        if self.exchange is not None:
+            return self.exchange.run(x, top_k_index, top_k_weights, self._run_rows)
         here = (top_k_index >= self.first) & (top_k_index < self.first + self.share_of_experts)
         if not bool(here.any()):
-            # No token chose an expert of this rank. Its backward must still return zero gradients for all inputs and
-            # weights, so the output is computed from empty slices of them.
-            empty = (x[:0], top_k_weights[:0], *(p[:0] for p in self.parameters()))
-            return x.new_zeros(x.shape) + torch.stack([each.sum() for each in empty]).sum()
+            return x.new_zeros(x.shape) + self._zero_of(x, top_k_weights)
+        index = (top_k_index - self.first).masked_fill(~here, self.share_of_experts)
+        return self._run(x, index, top_k_weights.masked_fill(~here, 0))
+
+    def _run_rows(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Map rows [m, H], sorted by expert of this rank, to their outputs [m, H]."""
+        if not len(rows):
+            return rows + self._zero_of(rows)
+        index = torch.arange(len(counts), device=rows.device).repeat_interleave(counts, output_size=len(rows))
+        return self._run(rows, index.unsqueeze(1), rows.new_ones(len(rows), 1))
+
+    def _zero_of(self, *inputs: Tensor) -> Tensor:
+        """Return 0, computed from all inputs and weights, so that a rank without tokens has zero gradients for them."""
+        return torch.stack([each[:0].sum() for each in (*inputs, *self.parameters())]).sum()
+
+    def _run(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         own = self.module[0]
         if x.dtype is torch.float64 and own.config._experts_implementation != "eager":
             own.config = copy.copy(own.config)
             own.config._experts_implementation = "eager"  # the fused products do not support float64
-        index = (top_k_index - self.first).masked_fill(~here, self.share_of_experts)
-        args = (x, index, top_k_weights.masked_fill(~here, 0))
-        y: Tensor = call_with(own, dict(self.named_parameters()), *args)
+        y: Tensor = call_with(own, dict(self.named_parameters()), x, index, weights)
         return y
 
 
 class SharedExpertLinear(Layer):
     """A linear of a shared expert, which all tokens visit. Its F features are sharded over the `sharing_axes`.
 
-    It needs no communication of its own.
+    On full tokens it needs no communication of its own. On this rank's tokens alone, it gathers its weight for each use.
 
     Raises:
         DslparError: F is not divisible by the number of ranks, or the linear has a bias.
@@ -160,10 +209,18 @@ class SharedExpertLinear(Layer):
         if getattr(linear, "bias", None) is not None:
             message = f"{name}.bias: linears of a shared expert are supported only without a bias"
             raise_finding("TEN234", message, NEEDS_OWN_CODE, key="model.type")
-        at = _placed(groups, tuple(linear.weight.shape), 0 if role == "inward" else 1)
+        self._dim = 0 if role == "inward" else 1
+        at = _placed(groups, tuple(linear.weight.shape), self._dim, sharing_axes(groups))
         self.weight = parameter(at, ZEROS)
         self.sources = {"weight": (Source(f"{name}.weight"),)}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [tokens, H] to [tokens, F/T], or an outward linear back to this rank's terms of the sum [tokens, H]."""
-        return functional.linear(x, self.weight)
+        """Map [tokens, H] to [tokens, F/T], or an outward linear back to this rank's terms of the sum [tokens, H].
+
+        With an exchange of tokens, map [n, H] to [n, F], and back to the whole sum.
+        """
+        weight: Tensor = self.weight
+        if self.groups.tensor.exchanges_tokens:
+            axis = self.groups.axis(*sharing_axes(self.groups))
+            weight = collectives.all_gather_autograd(weight, axis, self._dim)
+        return functional.linear(x, weight)

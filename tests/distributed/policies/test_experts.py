@@ -113,6 +113,12 @@ def test_ranks_of_d_have_equal_experts_where_zero_shards_over_d(layout: str) -> 
     _is_the_whole_mixture(replace(LAYOUTS[layout], zero_over_d=True), "eager")
 
 
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
+@pytest.mark.parametrize("layout", ["1d-4", "2d-4", "ring-2", "3d-8"])
+def test_tokens_that_are_exchanged_give_the_same_mixture(layout: str, implementation: str) -> None:
+    _is_the_whole_mixture(replace(LAYOUTS[layout], exchanges_tokens=True), implementation)
+
+
 def test_places_without_an_expert_are_zeros() -> None:
     """With 6 experts on 4 ranks, each rank has two places, and the last rank has no expert for them."""
     held = []

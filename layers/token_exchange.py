@@ -1,0 +1,86 @@
+"""Exchange of tokens between the ranks that hold a mixture's experts: to the experts, and back.
+
+    exchange = TokenExchange(groups, num_experts=8)
+    y = exchange.run(x, index, weights, experts)     # [n, H], [n, k], [n, k] -> [n, H]
+
+Each rank of the axis "expert" (e and the tensor axes, `TensorMesh.e`) has its own tokens, and `share` consecutive
+experts. A token goes to the ranks of its k experts, and their outputs come back:
+
+1. Sort the n k (token, choice) pairs by expert; ties keep the order of tokens.
+2. Exchange how many rows each rank sends for each expert, then the rows (all-to-all of uneven sizes).
+3. Bring the received rows in the order of experts, and call `experts` on them.
+4. Send the outputs back by the same way; multiply them by their weights, and add the k outputs of each token.
+
+The backward is the mirror, by autograd. No row is dropped and none is padded: a rank computes as many rows as its
+experts were chosen for. With `TensorMesh.expert_chunks` = c, a rank's tokens are exchanged in c parts, one after the
+other, so that at most 1 / c of all rows are on a rank at once, however uneven the choices are.
+
+Each rank sends k n H elements forth and k n H back, but those of its own experts, and as many in the backward. Which
+tokens share a product depends on the layout, but no row's result does, except for the order of sums within a kernel.
+
+GShard (arXiv 2006.16668) has the exchange, with a capacity per expert; MegaBlocks (arXiv 2211.15841) drops nothing.
+That weights are multiplied on the sender is transformers' way, and Megatron-LM's: a weight's gradient then needs no
+exchange.
+
+A host must know the sizes of an uneven all-to-all, so step 2 waits for the device once per mixture and direction of
+the forward; the backward reuses the sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
+from dslpar.layers import placement
+
+RunExperts = Callable[[Tensor, Tensor], Tensor]
+"""Maps rows [m, H], sorted by expert, and the number of rows of each expert of this rank [share] to [m, H].
+
+It also runs with m = 0, and its result must then depend on the rows and on all weights, so that they get gradients.
+"""
+EXPERT_AXES = ("e", *placement.TENSOR_AXES)
+"""Axes over which experts are divided, from slow to fast."""
+
+
+class TokenExchange:
+    """Exchanges the tokens of one mixture. All ranks of the axis "expert" must call `run` together."""
+
+    def __init__(self, groups: Groups, num_experts: int) -> None:
+        self._axis, self._chunks = groups.axis("expert"), groups.tensor.expert_chunks
+        self.share = -(-num_experts // self._axis.size)
+        """Number of experts per rank. If it does not divide, the last ranks have places without an expert."""
+        self.first = self._axis.index * self.share
+        """First expert of this rank."""
+
+    def run(self, x: Tensor, index: Tensor, weights: Tensor, experts: RunExperts) -> Tensor:
+        """Return each token's weighted sum of its experts' outputs.
+
+        x: this rank's tokens [n, H]. index: each token's k distinct experts, of all ranks [n, k]. weights: [n, k].
+        """
+        # Each part has a length on every rank, which may be 0: all ranks exchange equally often.
+        parts = [torch.tensor_split(each, self._chunks) for each in (x, index, weights)]
+        return torch.cat([self._run_part(*part, experts) for part in zip(*parts, strict=True)])
+
+    def _run_part(self, x: Tensor, index: Tensor, weights: Tensor, experts: RunExperts) -> Tensor:
+        (tokens, k), ranks = index.shape, self._axis.size
+        order = index.flatten().argsort(stable=True)
+        counts = torch.bincount(index.flatten(), minlength=ranks * self.share).view(ranks, self.share)
+        arriving = collectives.all_to_all(counts, self._axis, 0, 0).view(ranks, self.share)
+        sent, received = torch.stack([counts.sum(1), arriving.sum(1)]).tolist()
+        rows = collectives.exchange_rows_autograd(x[order // k], self._axis, sent, received)
+        by_expert = _expert_of_rows(arriving).argsort(stable=True)
+        y = experts(rows[by_expert], arriving.sum(0))
+        y = y.new_zeros(y.shape).index_copy(0, by_expert, y)
+        y = collectives.exchange_rows_autograd(y, self._axis, received, sent)
+        y = y.new_zeros(y.shape).index_copy(0, order, y).view(tokens, k, x.shape[-1])
+        return (y * weights.unsqueeze(-1).to(y.dtype)).sum(1)
+
+
+def _expert_of_rows(arriving: Tensor) -> Tensor:
+    """Return the expert of each received row, given how many rows each rank sends for each expert [ranks, share]."""
+    ranks, share = arriving.shape
+    return torch.arange(share, device=arriving.device).repeat(ranks).repeat_interleave(arriving.flatten())

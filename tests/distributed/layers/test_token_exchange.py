@@ -1,0 +1,124 @@
+"""Tokens that go to their experts and come back: against a dense mixture in fp64, forward and every gradient.
+
+A sum over experts or ranks in another order differs by some units in the last place, of sums of some hundred terms:
+1e-12 relative, as for all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dslpar.core.mesh import Mesh, TensorMesh
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
+from dslpar.layers import gather, placement
+from dslpar.layers.distinct_tokens import DistinctTokens
+from dslpar.layers.token_exchange import EXPERT_AXES, TokenExchange
+from tests.support.compare_dense import relative
+from tests.support.layouts import LAYOUTS
+from tests.support.ranks import on_ranks
+from tests.support.traffic_counter import counting
+
+HIDDEN, TOP_K = 8, 2
+Choose = Callable[[Tensor, Tensor], Tensor]
+"""Return the experts [n, k] of tokens [n, H], given their scores [n, E]."""
+
+
+def by_score(x: Tensor, scores: Tensor) -> Tensor:
+    return scores.topk(TOP_K).indices
+
+
+def all_to_one(x: Tensor, scores: Tensor) -> Tensor:
+    """Give every token the same expert, and another one by its sign."""
+    other = (x[:, 0] > 0).long()
+    return torch.stack([torch.full_like(other, scores.shape[1] - 1), other], 1)
+
+
+def tensors(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Dense:
+    """The mixture on one process."""
+
+    def __init__(self, num_experts: int, shape: tuple[int, ...], choose: Choose) -> None:
+        self.x = tensors(*shape, HIDDEN, seed=1).requires_grad_()
+        self.router = tensors(num_experts, HIDDEN, seed=2).requires_grad_()
+        self.weight = tensors(num_experts, HIDDEN, HIDDEN, seed=3).requires_grad_()
+        self.pull = tensors(*shape, HIDDEN, seed=4)
+        self.choose = choose
+
+    def outputs(self) -> list[Tensor]:
+        """Return y, and the gradients of x, of the router and of the experts, of the loss (y * pull).sum()."""
+        tokens = self.x.view(-1, HIDDEN)
+        index, weights = routed(tokens, self.router, self.choose)
+        each = torch.einsum("nh,ehf->nef", tokens, self.weight).tanh()
+        y = sum(weights[:, [c]] * each[torch.arange(len(tokens)), index[:, c]] for c in range(TOP_K))
+        y = y.view(self.x.shape)  # type: ignore[union-attr]
+        (y * self.pull).sum().backward()
+        return [y.detach(), *(t.grad for t in (self.x, self.router, self.weight))]  # type: ignore[misc]
+
+
+def routed(tokens: Tensor, router: Tensor, choose: Choose) -> tuple[Tensor, Tensor]:
+    scores = torch.softmax(tokens @ router.T, -1)
+    index = choose(tokens, scores)
+    return index, scores.gather(1, index)
+
+
+def sharded(tensor: TensorMesh, data: int, num_experts: int, shape: tuple[int, ...], choose: Choose) -> list[Tensor]:
+    """Return what `Dense.outputs` returns, computed by the ranks of a mesh."""
+    groups, dense = Groups(Mesh(data=data, tensor=tensor)), Dense(num_experts, shape, choose)
+    batch = slice(groups.coord["data"] * (n := shape[0] // data), (groups.coord["data"] + 1) * n)
+    at = placement.residual(tensor, n, shape[1], HIDDEN)
+    x, pull = (at.cut(full[batch].detach(), groups.coord) for full in (dense.x, dense.pull))
+    x.requires_grad_()
+    split, exchange = DistinctTokens(groups), TokenExchange(groups, num_experts)
+    padded = torch.zeros(exchange.share * groups.axis("expert").size, HIDDEN, HIDDEN, dtype=torch.float64)
+    padded[:num_experts] = dense.weight.detach()
+    _, count = placement.piece(tensor, groups.coord, EXPERT_AXES)
+    assert count == groups.axis("expert").size
+    own = padded[exchange.first : exchange.first + exchange.share].clone().requires_grad_()
+
+    def experts(rows: Tensor, counts: Tensor) -> Tensor:
+        parts = torch.split(rows, counts.tolist())
+        return torch.cat([(part @ w).tanh() for part, w in zip(parts, own, strict=True)])
+
+    tokens = split.take(x)
+    y = split.give_back(exchange.run(tokens, *routed(tokens, dense.router, choose), experts), x.shape)
+    (y * pull).sum().backward()
+    assert x.grad is not None and own.grad is not None and dense.router.grad is not None
+    every, same = groups.axis("pipe", "data", "tensor"), groups.axis("expert_data") if tensor.e > 1 else groups.axis("data")
+    weight = collectives.all_gather(collectives.all_reduce(own.grad, same), groups.axis("expert"))[:num_experts]
+    of_data = [collectives.all_gather(gather(each, at, groups), groups.axis("data")) for each in (y, x.grad)]
+    return [*of_data, collectives.all_reduce(dense.router.grad, every), weight]
+
+
+def check(tensor: TensorMesh, data: int, num_experts: int, shape: tuple[int, ...], choose: Choose) -> None:
+    expected = Dense(num_experts, shape, choose).outputs()
+    for found in on_ranks(data * tensor.size, sharded, tensor, data, num_experts, shape, choose):
+        assert [each.shape for each in found] == [each.shape for each in expected]
+        assert max(relative(*pair) for pair in zip(found, expected, strict=True)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("layout", "data", "e"),
+    [
+        ("1d-1", 2, 2),
+        ("1d-1", 4, 2),
+        ("1d-2", 2, 2),
+        ("1d-4", 1, 1),
+        ("1d-sequence-4", 1, 1),
+        ("2d-4", 2, 2),
+        ("3d-8", 1, 1),
+        ("ring-2", 2, 2),
+    ],
+)
+@pytest.mark.parametrize("choose", [by_score, all_to_one])
+def test_a_mixture_on_many_ranks_is_the_dense_one(layout: str, data: int, e: int, choose: Choose) -> None:
+    tensor = LAYOUTS[layout] if layout != "1d-1" else TensorMesh()
+    check(replace(tensor, e=e, exchanges_tokens=True), data, 6, (4 * data, 8), choose)
