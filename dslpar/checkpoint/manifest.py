@@ -72,7 +72,7 @@ def layout_of(job: Job) -> Plain:
     }
 
 
-_NOT_IN_A_LAYOUT = ("keep", "comm_overlap", "symmetric_memory", "zero_over_d")
+_NOT_IN_A_LAYOUT = ("keep", "comm_overlap", "symmetric_memory", "zero_over_d", "exchanges_tokens", "expert_chunks")
 """Fields of `mesh.TensorMesh` that change no piece of a tensor on any rank, or that follow from other settings."""
 
 
@@ -94,9 +94,10 @@ def describe_layout(layout: Mapping[str, Any]) -> str:
     cuboid = layout["tensor"]
     mode = f" ({cuboid['mode']})" if cuboid["mode"] else ""
     ranks = cuboid["d"] * cuboid["q"] * cuboid["y"] * cuboid["z"]
+    experts = f" (experts over {e * ranks} ranks)" if (e := cuboid.get("e", 1)) > 1 else ""
     each = f" ({chunks} stages each)" if (chunks := num_chunks_of(layout)) > 1 else ""
     pipe, data = f"pipeline {layout['pipe']}{each}", f"data {layout['data']}"
-    sizes = f"{pipe} * {data} * tensor {ranks}{mode}, ZeRO {layout['zero_stage']}"
+    sizes = f"{pipe} * {data} * tensor {ranks}{mode}{experts}, ZeRO {layout['zero_stage']}"
     legacy = "" if tuple(layout["order"]) == STANDARD_ORDER else f", order {'/'.join(layout['order'])}"
     counts = f", layers {'+'.join(map(str, layout['counts']))}" if layout["pipe"] > 1 and layout["counts"] else ""
     return sizes + counts + legacy

@@ -151,7 +151,7 @@ class ParameterShard(NamedTuple):
 def parameter_shards(engine: Engine) -> list[ParameterShard]:
     """Return every parameter of this rank, in the model's order, which is equal on all replicas. No collective."""
     masters, groups = find_masters(engine), engine.groups
-    coord, copies = groups.coord, groups.zero_axis
+    coord = groups.coord
     replicated = Placement(groups.tensor, (), ())
     shards = []
     # The order is equal on all ranks of `copies`, so they divide small parameters by `number` without communication.
@@ -159,6 +159,7 @@ def parameter_shards(engine: Engine) -> list[ParameterShard]:
         placement, master = placement_of(p), masters.get(p)
         shape = tuple(getattr(p, "ds_shape", p.shape)) if placement is None else placement.shape
         start, stop, weight = _local_elements(p, master)
+        copies = groups.expert_data_axis if placement is not None and placement.is_expert else groups.zero_axis
         write_range = _replica_range(p, number, copies.index, copies.size)
         if write_range is None:
             write_range = range(start, stop)

@@ -1,6 +1,6 @@
 """ZeRO 1's gradients: one contiguous buffer per parameter group, reduced by buckets during the last backward.
 
-    buffer = GradientBuffer(zero, groups.zero_axis, is_last_backward, accumulates=True, order=order, late=late)
+    buffer = GradientBuffer(zero, axes, is_last_backward, accumulates=True, order=order, late=late)
     buffer.accumulate(p)               # adds p.grad to p's place, and frees it
     buffer.on_gradient(p)              # a hook: the gradient of `p` is there
     buffer.reduce_rest()               # after the step's last backward
@@ -31,7 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from dslpar.distributed import collectives
-from dslpar.distributed.collectives import Axis, Pending
+from dslpar.distributed.collectives import Pending
+from dslpar.distributed.group_axes import GroupAxes
 
 _MOST_WAITING = 2**18
 """Most elements that wait to be added: few compared to a matrix, many compared to one vector."""
@@ -101,14 +102,14 @@ class GradientBuffer:
     def __init__(
         self,
         zero: Any,
-        axis: Axis,
+        axes: GroupAxes,
         is_last_backward: Callable[[], bool],
         *,
         accumulates: bool,
         order: Mapping[int, int],
         late: Collection[int],
     ) -> None:
-        self._zero, self._axis, self._is_last_backward, self._late = zero, axis, is_last_backward, frozenset(late)
+        self._zero, self._axes, self._is_last_backward, self._late = zero, axes, is_last_backward, frozenset(late)
         self._offsets = {
             id(p): int(offset)
             for params, offsets in zip(zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, strict=True)
@@ -309,7 +310,8 @@ class GradientBuffer:
     def _own_part(self, group: int) -> Tensor:
         """Return this rank's partition of a group, and free the rest."""
         size = int(self._zero.partition_size[group])
-        begin, end = self._axis.index * size, (self._axis.index + 1) * size
+        index = self._axes[group].index
+        begin, end = index * size, (index + 1) * size
         buffers = list({id(each): each for each in self._buffers.values() if each.group == group}.values())
         if len(buffers) == 1 and buffers[0].begin <= begin and end <= buffers[0].end:
             own = self._with_memory(buffers[0]).between(begin, end)
@@ -326,7 +328,7 @@ class GradientBuffer:
     def _cut_own(self, group: int) -> tuple[list[int], list[Sequence[int] | None]]:
         """Return the sizes and shapes of the parts of this rank's partition; the shape of padding is None."""
         size = int(self._zero.partition_size[group])
-        begin, at = self._axis.index * size, 0
+        begin, at = self._axes[group].index * size, 0
         sizes: list[int] = []
         shapes: list[Sequence[int] | None] = []
         for p in self._zero.params_in_partition[group]:
@@ -369,13 +371,13 @@ class GradientBuffer:
         bucket = self._buckets[self._num_begun]
         self._num_begun += 1
         bucket.has_begun = True
-        zero, axis = self._zero, self._axis
+        zero, axis = self._zero, self._axes[bucket.group]
         for p in bucket.params:
             if zero.get_gradient_for_reduction(p) is None:
                 self.place(p).zero_()  # not used in this step, or dropped, as by `zero_grad`
             zero.clear_grad_attribute(p)  # no gradient until the step is over
         buffer, size = self._with_memory(self._buffers[id(bucket.params[0])]), int(zero.partition_size[bucket.group])
-        if zero.gradient_average and (replicas := axis.size // zero.sequence_parallel_size) > 1:
+        if zero.gradient_average and (replicas := self._axes.data.size // zero.sequence_parallel_size) > 1:
             buffer.between(bucket.begin, bucket.end).div_(replicas)
         dtype = zero.get_param_comm_dtype(bucket.params[0])
         for rank in range(bucket.begin // size, (bucket.end - 1) // size + 1):

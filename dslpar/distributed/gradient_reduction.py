@@ -1,6 +1,6 @@
 """ZeRO 2's gradient reduction, bucket by bucket, overlapped with the backward.
 
-    reduction = GradientReduction(zero, groups.zero_axis)
+    reduction = GradientReduction(zero, axes)
     reduction.on_gradient(p, group)    # a hook: the gradient of `p` is there
     reduction.finish()                 # before the norm
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
+from dslpar.distributed.group_axes import GroupAxes
 
 IN_FLIGHT = 2
 """Number of buckets in flight: one is sent while the next one fills, as in DeepSpeed."""
@@ -45,10 +46,10 @@ class _Reduction(NamedTuple):
 
 
 class GradientReduction:
-    """Reduces the gradients of a DeepSpeedZeroOptimizer; the ranks of `axis` must make gradients in the same order."""
+    """Reduces the gradients of a DeepSpeedZeroOptimizer; all data ranks must make gradients in the same order."""
 
-    def __init__(self, zero: Any, axis: Axis) -> None:
-        self._zero, self._axis = zero, axis
+    def __init__(self, zero: Any, axes: GroupAxes) -> None:
+        self._zero, self._axes = zero, axes
         self._in_flight: deque[list[_Reduction]] = deque()
         """For each bucket in flight, one reduction per target rank."""
 
@@ -98,19 +99,22 @@ class GradientReduction:
         params: (group, index in the group, id) of each parameter.
         """
         zero = self._zero
-        if zero.gradient_average and (replicas := self._axis.size // zero.sequence_parallel_size) > 1:
+        if zero.gradient_average and (replicas := self._axes.data.size // zero.sequence_parallel_size) > 1:
             gradients.div_(replicas)
-        pieces: dict[int, list[_Piece]] = {}
+        pieces: dict[tuple[int, bool], list[_Piece]] = {}
+        axes: dict[bool, Axis] = {}
         begin = 0
         for group, index, param_id in params:
             length = zero.bit16_groups[group][index].numel()
             for rank, start, numel in self._shards(group, param_id, length):
                 target = zero._get_compact_grad_partition_slice(group, rank, param_id, numel)
-                pieces.setdefault(rank, []).append(_Piece(gradients.narrow(0, begin + start, numel), target))
+                is_expert = self._axes.is_expert(group)
+                axes[is_expert] = self._axes[group]
+                pieces.setdefault((rank, is_expert), []).append(_Piece(gradients.narrow(0, begin + start, numel), target))
             begin += length
         return [
-            _Reduction(collectives.start_reduce_(_joined(gradients, of_rank).to(dtype), self._axis, rank), of_rank)
-            for rank, of_rank in pieces.items()
+            _Reduction(collectives.start_reduce_(_joined(gradients, of_rank).to(dtype), axes[is_expert], rank), of_rank)
+            for (rank, is_expert), of_rank in pieces.items()
         ]
 
     def _shards(self, group: int, param_id: int, length: int) -> Iterator[tuple[int, int, int]]:

@@ -103,6 +103,11 @@ class Groups:
         return self.axis(*self.mesh.zero_axes)
 
     @property
+    def expert_data_axis(self) -> Axis:
+        """The ranks that hold equal experts, over which ZeRO shards them."""
+        return self.axis("expert_data") if self.tensor.e > 1 else self.zero_axis
+
+    @property
     def weight_axis(self) -> Axis:
         """The ranks that together hold one copy of all weights."""
         return self.axis(*self.mesh.weight_axes)

@@ -1,6 +1,6 @@
 """Gather of updated weights in ZeRO 1 and 2, bucket by bucket, overlapped with the next forward.
 
-    gather = ParameterGather(zero, groups.zero_axis, layers, bucket_size)
+    gather = ParameterGather(zero, axes, layers, bucket_size)
     gather.start()                # the last act of a step: nobody waits
     gather.wait_for(layer)        # each time before a layer runs
     gather.finish()               # before anything else reads weights, or writes them
@@ -43,7 +43,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from dslpar.distributed import collectives
-from dslpar.distributed.collectives import Axis, Pending
+from dslpar.distributed.collectives import Pending
+from dslpar.distributed.group_axes import GroupAxes
 
 
 class _Bucket(NamedTuple):
@@ -58,14 +59,14 @@ class _Bucket(NamedTuple):
 
 
 class ParameterGather:
-    """Gathers the weights of a DeepSpeedZeroOptimizer over the ranks of `axis`, which must call `start` together.
+    """Gathers the weights of a DeepSpeedZeroOptimizer over the ranks of `axes`, which must call `start` together.
 
     layers: modules in forward order; the order must be the same on all ranks.
     bucket_size: number of elements; the parameter that reaches it closes a bucket.
     """
 
-    def __init__(self, zero: Any, axis: Axis, layers: Sequence[nn.Module], bucket_size: int) -> None:
-        self._zero, self._axis = zero, axis
+    def __init__(self, zero: Any, axes: GroupAxes, layers: Sequence[nn.Module], bucket_size: int) -> None:
+        self._zero, self._axes = zero, axes
         first_user: dict[nn.Parameter, int] = {}
         for number, layer in enumerate(layers):
             for p in layer.parameters():
@@ -103,11 +104,11 @@ class ParameterGather:
             self._wait(number)
 
     def _start(self, bucket: _Bucket) -> list[Pending]:
-        flat = self._zero.bit16_groups_flat[bucket.group]
+        flat, axis = self._zero.bit16_groups_flat[bucket.group], self._axes[bucket.group]
         if bucket.end - bucket.begin == flat.numel():
-            return [collectives.start_all_gather_(flat, self._axis)]
-        owners = _owners(bucket, flat.numel() // self._axis.size)
-        return [collectives.start_broadcast_(flat[begin:end], self._axis, rank) for rank, begin, end in owners]
+            return [collectives.start_all_gather_(flat, axis)]
+        owners = _owners(bucket, flat.numel() // axis.size)
+        return [collectives.start_broadcast_(flat[begin:end], axis, rank) for rank, begin, end in owners]
 
     def _wait(self, number: int) -> None:
         for pending in self._pending.pop(number, ()):

@@ -1,6 +1,6 @@
 """Data-parallel gradient averaging without ZeRO, started per stage and overlapped with the rank's other stages.
 
-    reduction = StageReduction(ds_engine, groups.axis("data"), late=())
+    reduction = StageReduction(ds_engine, groups.axis("data"), groups.expert_data_axis, late=())
     reduction.start(stage_parameters)      # their gradients are complete
     reduction.finish()                     # before the norm; the gradients are averaged then
 
@@ -23,13 +23,15 @@ from dslpar.distributed.collectives import Axis
 
 
 class StageReduction:
-    """Averages gradients over `axis`; its ranks must call the methods in the same order.
+    """Averages gradients over `axis`, and those of experts over `expert_axis`, the data ranks that hold the same ones.
+
+    The ranks of `axis` must call the methods in the same order.
 
     late: ids of parameters whose gradients are not complete with their stage, such as weights that stages share.
     """
 
-    def __init__(self, ds_engine: Any, axis: Axis, late: Collection[int]) -> None:
-        self._engine, self._axis, self._late = ds_engine, axis, frozenset(late)
+    def __init__(self, ds_engine: Any, axis: Axis, expert_axis: Axis, late: Collection[int]) -> None:
+        self._engine, self._axis, self._expert_axis, self._late = ds_engine, axis, expert_axis, frozenset(late)
         self._in_flight: list[Callable[[], None]] = []
         """Functions that wait for each reduction in flight."""
         self.begun: set[int] = set()
@@ -37,16 +39,17 @@ class StageReduction:
 
     def start(self, parameters: Iterable[nn.Parameter]) -> None:
         """Begin reducing the gradients of these parameters."""
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        by_kind: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
         for p in parameters:
             if p.requires_grad and id(p) not in self._late and p.numel():
                 if p.grad is None:  # all replicas must send tensors of the same size
                     p.grad = torch.zeros_like(p)
-                by_dtype.setdefault(p.grad.dtype, []).append(p.grad)
+                by_kind.setdefault((p.grad.dtype, not getattr(p, "allreduce", True)), []).append(p.grad)
                 self.begun.add(id(p))
-        for gradients in by_dtype.values():
-            dtype, mean = self._engine.communication_data_type, 1.0 / self._axis.size
-            self._in_flight.append(collectives.start_all_reduce_coalesced_(gradients, self._axis, dtype, mean))
+        dtype, mean = self._engine.communication_data_type, 1.0 / self._axis.size
+        for (_, is_expert), gradients in by_kind.items():
+            axis = self._expert_axis if is_expert else self._axis
+            self._in_flight.append(collectives.start_all_reduce_coalesced_(gradients, axis, dtype, mean))
 
     def finish(self) -> None:
         """Wait for all reductions, and write the averages to the gradients."""

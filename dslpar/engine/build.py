@@ -20,6 +20,7 @@ from dslpar.distributed.groups import Groups, Mpu
 from dslpar.engine import deepspeed_patch_table, gradient_handlers, optimizers, partition
 from dslpar.engine.compiled_layers import compile_layers, refuse_lossy_compiler
 from dslpar.engine.engine import Engine
+from dslpar.engine.expert_parallelism import register_experts, split_experts
 from dslpar.engine.host_reads import HostReads
 from dslpar.engine.loss_by_chunks import LossByChunks, loss_by_chunks
 from dslpar.engine.model import model_from_job
@@ -117,6 +118,7 @@ def _choose_kernels(job: Job, groups: Groups, module: LayeredModule | Pipeline) 
     if job.spec.train.compiles_layers:
         compile_layers(module, job.spec.train.compile_backend)
     share_whole_gradients(module, groups)
+    register_experts(module, groups)
     # Also set if False: a program may have run the same modules at another ZeRO stage before.
     prefetches = job.spec.zero.stage < 3 and not job.spec.train.compiles_layers
     # If weights are gathered during the forward, a layer's weights are complete only when the layer begins. A layer
@@ -154,12 +156,12 @@ def _initialize(
 def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
     """Return two parameter groups: matrices, with weight decay, and biases and gains, without it.
 
-    A group without parameters is left out.
+    Experts that are divided over data ranks have two groups of their own. A group without parameters is left out.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     decay: dict[str, Any] = {"params": [p for p in parameters if _num_dims(p) >= 2]}
     no_decay = {"params": [p for p in parameters if _num_dims(p) < 2], "weight_decay": 0.0}
-    return [group for group in (decay, no_decay) if group["params"]]
+    return split_experts(group for group in (decay, no_decay) if group["params"])
 
 
 def _num_dims(p: nn.Parameter) -> int:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from dslpar.distributed import deepspeed_patches
+from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
 from dslpar.engine.host_reads import HostReads
 from dslpar.engine.vector_reduction import VectorReduction
@@ -49,6 +50,16 @@ class Built:
     def gathers_under_forward(self) -> bool:
         """True if weights are gathered from other ranks during a forward."""
         return overlaps_param_gather(self.job.spec) and self.groups.zero_axis.size > 1
+
+    @property
+    def zero_axes(self) -> tuple[Axis, Axis]:
+        """The ranks over which ZeRO shards most parameters, and those over which it shards experts."""
+        return self.groups.zero_axis, self.groups.expert_data_axis
+
+    @property
+    def expert_axis(self) -> Axis | None:
+        """The data ranks that hold different experts, if experts are divided over data ranks."""
+        return self.groups.axis("e") if self.groups.tensor.e > 1 else None
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -257,7 +268,7 @@ PATCHES = (
         "ZeRO 1 and 2 that overlap",
         AFTER,
         "engine/test_reduction.py",
-        arguments=lambda built: (built.ds_engine, built.groups.zero_axis, built.late),
+        arguments=lambda built: (built.ds_engine, *built.zero_axes, built.late),
         applies=lambda built: overlaps_reduction(built.job.spec),
     ),
     Patch(  # after M14, whose reduction begins once it has run
@@ -277,7 +288,7 @@ PATCHES = (
         "ZeRO 1 and 2 that gather under a forward",
         AFTER,
         "engine/test_gather.py",
-        arguments=lambda built: (built.ds_engine, built.groups.zero_axis, built.layers),
+        arguments=lambda built: (built.ds_engine, *built.zero_axes, built.layers),
         applies=lambda built: built.gathers_under_forward,
     ),
     Patch(
@@ -311,7 +322,7 @@ PATCHES = (
         AFTER,
         "engine/test_engine.py",
         "docs/upstream/m11_norm_is_none.py, docs/upstream/m11_norm_of_first_stage.py",
-        arguments=lambda built: (built.ds_engine, built.groups.weight_axis, built.host_reads.read),
+        arguments=lambda built: (built.ds_engine, built.groups.weight_axis, built.expert_axis, built.host_reads.read),
         applies=lambda built: built.has_no_norm,
     ),
     Patch(

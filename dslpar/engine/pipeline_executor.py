@@ -75,7 +75,9 @@ class PipelineExecutor:
         self._reduction: StageReduction | None = None
         if self._chunks.num > 1:
             late = deferred_ids(ds_engine.module)
-            self._reduction = deepspeed_patches.reduce_by_stages(ds_engine, groups.axis("data"), late)
+            self._reduction = deepspeed_patches.reduce_by_stages(
+                ds_engine, groups.axis("data"), groups.expert_data_axis, late
+            )
         self._losses: list[Tensor] = []
         self._outputs: list[Any] = []
         # DeepSpeed calls these while it runs a micro-batch. If the rank has several stages, the answer must be for the

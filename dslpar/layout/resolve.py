@@ -21,7 +21,7 @@ from dslpar.layout.modes import Heads, cuboid_of
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import Counts, Weights, automatic, counts_of, ids_of
 from dslpar.schema.parallel_forms import pipeline_of, tensor_of
-from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec
+from dslpar.schema.sections import ExpertParallel, Model, OtherModel, PipelineParallel, Spec
 
 
 class Stages(NamedTuple):
@@ -74,7 +74,7 @@ def resolve(spec: Spec, world_size: int, path: str = "", trusted: tuple[str, ...
     """Decide all values of a run. The spec must have passed the linter for this world size."""
     pipeline, cuboid = pipeline_of(spec), cuboid_of(tensor_of(spec), spec.parallel.context, heads_of(spec.model))
     num_stages = pipeline.size if pipeline else 1
-    cuboid = with_zero(cuboid, spec.model, spec.zero.stage, num_stages)
+    cuboid = with_zero(with_experts(cuboid, spec.parallel.expert), spec.model, spec.zero.stage, num_stages)
     sizes = Sizes(data_size=data_size_of(world_size, num_stages, cuboid.size).value, cuboid=cuboid)
     mesh = Mesh(pipe=num_stages, data=sizes.data_size, tensor=cuboid, order=spec.parallel.order or STANDARD_ORDER)
     assert mesh.world_size == world_size, "a world that lint would have refused"
@@ -109,6 +109,15 @@ def heads_of(model: Model | OtherModel) -> Heads:
     return Heads(config.size("heads"), config.size("kv_heads"), config.is_causal)
 
 
+def with_experts(cuboid: TensorMesh, expert: ExpertParallel | None) -> TensorMesh:
+    """Return the cuboid, whose mixtures send tokens to their experts on `expert.size` ranks, if the config has that."""
+    if expert is None:
+        return cuboid
+    return replace(
+        cuboid, e=max(1, expert.size // cuboid.size), exchanges_tokens=True, expert_chunks=expert.chunks
+    )
+
+
 def with_zero(cuboid: TensorMesh, model: Model | OtherModel, stage: int, num_stages: int) -> TensorMesh:
     """Return the cuboid, with `zero_over_d` set if ZeRO can shard over axis d as well as over replicas.
 
@@ -117,7 +126,7 @@ def with_zero(cuboid: TensorMesh, model: Model | OtherModel, stage: int, num_sta
     axis but replicas for ZeRO.
     """
     config = None if isinstance(model, Model) else model.transformers
-    has_experts = config is not None and config.size("experts") is not None
+    has_experts = cuboid.exchanges_tokens or (config is not None and config.size("experts") is not None)
     zero_over_d = cuboid.d > 1 and stage > 0 and num_stages == 1 and not has_experts
     return replace(cuboid, zero_over_d=zero_over_d) if zero_over_d != cuboid.zero_over_d else cuboid
 

@@ -12,6 +12,7 @@ A member raises UnknownValueError if its value is unknown.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -234,7 +235,9 @@ class Tensor:
         heads = UNKNOWN_HEADS
         with suppress(UnknownValueError):  # the cuboid's sizes are known without a model
             heads = heads_of(self._spec.model)
-        return cuboid_of(tensor, context, heads)
+        cuboid = cuboid_of(tensor, context, heads)
+        exchanges_tokens = self._spec.parallel.expert is not None
+        return replace(cuboid, exchanges_tokens=True) if exchanges_tokens else cuboid
 
     @cached_property
     def size(self) -> int:

@@ -25,7 +25,7 @@ from dslpar.layout.schedule import Schedule
 from dslpar.layout.simulation import Timeline
 from dslpar.reporting import plot_schedule
 from dslpar.reporting.layout_record import AXES as AXES
-from dslpar.reporting.layout_record import layout_record, schedule_record, schedule_type
+from dslpar.reporting.layout_record import axes_of, layout_record, schedule_record, schedule_type
 from dslpar.reporting.picture import Picture
 from dslpar.schema.sections import Model
 
@@ -58,6 +58,7 @@ def as_text(job: Job, made: Forecast | None = None) -> str:
     lines = [
         f"{job.path}: {mesh.world_size} ranks",
         f"  pipeline {mesh.pipe} * data {mesh.data}{_context(cuboid)} * tensor {cuboid.beside_context}{mode}",
+        *_expert_lines(job),
         f"  order    {', '.join(mesh.order)} (slow to fast)",
         f"  batch    global {job.batch.global_size} = micro {job.batch.micro_size}"
         f" * accumulation {job.batch.accumulation} * data {mesh.data}",
@@ -65,13 +66,21 @@ def as_text(job: Job, made: Forecast | None = None) -> str:
         *_schedule_lines(job),
         *_memory_lines(job, made),
         "groups",
-        *(f"  {axis:7}{_some(mesh.groups(axis))}" for axis in AXES if mesh.size(axis) > 1),
+        *(f"  {axis + ' ':<8}{_some(mesh.groups(axis))}" for axis in axes_of(job) if mesh.size(axis) > 1),
         *_divisor_lines(job),
         *_traffic_lines(job),
         "deepspeed",
         *("  " + line for line in json_text(ds_config(job)).splitlines()),
     ]
     return "".join(visible(line) + "\n" for line in lines)
+
+
+def _expert_lines(job: Job) -> list[str]:
+    mesh, cuboid = job.mesh, job.mesh.tensor
+    if not cuboid.exchanges_tokens:
+        return []
+    parts = f", tokens in {cuboid.expert_chunks} parts" if cuboid.expert_chunks > 1 else ""
+    return [f"  expert   {mesh.size('expert')} * expert_data {mesh.size('expert_data')} in each stage{parts}"]
 
 
 def _context(cuboid: TensorMesh) -> str:

@@ -9,6 +9,11 @@ from dslpar.layout.resolve import Job
 AXES = ("pipe", "data", "tensor", "x", "y", "z")
 
 
+def axes_of(job: Job) -> tuple[str, ...]:
+    """Return the axes whose rank groups are shown."""
+    return (*AXES, "expert", "expert_data") if job.mesh.tensor.exchanges_tokens else AXES
+
+
 def layout_record(job: Job) -> dict[str, object]:
     """Return a job's layout as a record for JSON; programs rely on the names in it."""
     mesh, cuboid, stages = job.mesh, job.mesh.tensor, job.stages
@@ -18,10 +23,11 @@ def layout_record(job: Job) -> dict[str, object]:
             "data": mesh.data,
             "pipeline": mesh.pipe,
             "context": {"size": cuboid.context, "impl": cuboid.impl, "ring": cuboid.ring, "ulysses": cuboid.ulysses},
+            "expert": _expert(job),
             "tensor": {"size": cuboid.beside_context, "mode": cuboid.mode, "shape": list(cuboid.shape)},
             "order": list(mesh.order),
         },
-        "groups": {axis: [list(ranks) for ranks in mesh.groups(axis)] for axis in AXES},
+        "groups": {axis: [list(ranks) for ranks in mesh.groups(axis)] for axis in axes_of(job)},
         "stages": {
             "auto_pipeline_stage_id": _listed(stages.auto_ids),
             "actual_pipeline_stage_id": _listed(stages.actual_ids),
@@ -30,6 +36,14 @@ def layout_record(job: Job) -> dict[str, object]:
         "batch": job.batch._asdict(),
         "deepspeed": ds_config(job),
     }
+
+
+def _expert(job: Job) -> dict[str, object] | None:
+    """Return expert parallelism: the ranks that hold all experts, and the ranks that hold the same ones."""
+    mesh, cuboid = job.mesh, job.mesh.tensor
+    if not cuboid.exchanges_tokens:
+        return None
+    return {"size": mesh.size("expert"), "data": mesh.size("expert_data"), "chunks": cuboid.expert_chunks}
 
 
 def schedule_record(job: Job) -> dict[str, object]:

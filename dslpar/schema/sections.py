@@ -142,8 +142,21 @@ class ContextParallel:
 
 
 @section
+class ExpertParallel:
+    """The division of a mixture's experts over the ranks of a pipeline stage."""
+
+    size: PositiveInt = key(resume="free", shorthand=True)
+    """Ranks that together hold all experts: the tensor ranks (context ranks count too) of one or several neighbouring
+    replicas. Each token is sent to the ranks of its experts. Left out: each tensor group holds all experts, and gathers
+    its tokens."""
+    chunks: PositiveInt = key(default=1, resume="free")
+    """Parts of a rank's tokens that are sent one after the other. Several parts bound the memory of a rank whose experts
+    get most tokens."""
+
+
+@section
 class Parallel:
-    """Division of ranks among data, pipeline, context and tensor parallelism."""
+    """Division of ranks among data, pipeline, context, expert and tensor parallelism."""
 
     data: DataParallel = key(
         default_factory=DataParallel, deepspeed="data_parallel_size", synonyms="data_parallel_size dp_size dp"
@@ -169,6 +182,12 @@ class Parallel:
         "ulysses_sequence_parallel_size",
     )
     """Context parallelism, for long sequences: a number, or dict(size=, impl=)."""
+    expert: ExpertParallel | None = key(
+        default=None,
+        synonyms="expert_parallel_size expert_model_parallel_size expert_parallel ep_size ep moe_expert_parallel_size "
+        "autoep_size",
+    )
+    """Expert parallelism, for mixtures of experts: a number, or dict(size=, chunks=)."""
     order: AxisOrder | None = key(default=None, resume="free")
     """Axes from slow to fast: ('pipe', 'data', 'tensor'), or ColossalAI's ('data', 'pipe', 'tensor')."""
 
@@ -713,7 +732,7 @@ class Spec:
     model: Model | OtherModel = key(resume="refused")
     """The model: type='GPT' and its sizes, 'Sequential' with layers_cfg, or a class by its full name."""
     parallel: Parallel = key(default_factory=Parallel)
-    """Division of ranks among data, pipeline, context and tensor parallelism."""
+    """Division of ranks among data, pipeline, context, expert and tensor parallelism."""
     data: (
         TextData
         | MaskedTextData

@@ -54,7 +54,9 @@ def reduce_norms_of_all_groups(ds_engine: DeepSpeedEngine, model_axis: Axis) -> 
     zero.scaled_global_norm = with_empty_groups
 
 
-def compute_norm_without_zero(ds_engine: DeepSpeedEngine, model_axis: Axis, read: ReadNorms) -> None:
+def compute_norm_without_zero(
+    ds_engine: DeepSpeedEngine, model_axis: Axis, expert_axis: Axis | None, read: ReadNorms
+) -> None:
     """M11. Compute the gradient norm over one replica (`model_axis`) in fp32 without ZeRO; DeepSpeed's is None.
 
     The norm is computed when `_take_model_step` begins: after gradients are averaged over data, before they are
@@ -69,7 +71,7 @@ def compute_norm_without_zero(ds_engine: DeepSpeedEngine, model_axis: Axis, read
             torch._foreach_mul_([p.grad for p in ds_engine.module.parameters() if p.grad is not None], coefficient)
 
     def with_norm(lr_kwargs: object) -> None:
-        (square,) = read([owned_square_norm(ds_engine.module, model_axis)])
+        (square,) = read([owned_square_norm(ds_engine.module, model_axis, expert_axis)])
         ds_engine._global_grad_norm = math.sqrt(square)
         ds_engine.optimizer.overflow = not math.isfinite(ds_engine._global_grad_norm)  # read by _take_model_step
         with _no_step(ds_engine.optimizer) if ds_engine.optimizer.overflow else nullcontext():
@@ -89,17 +91,25 @@ def _no_step(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         optimizer.step = step  # type: ignore[method-assign]
 
 
-def owned_square_norm(module: nn.Module, model_axis: Axis) -> Tensor:
+def owned_square_norm(module: nn.Module, model_axis: Axis, expert_axis: Axis | None = None) -> Tensor:
     """Return the squared 2-norm of a replica's gradients; the rank that owns an element counts it, once.
 
-    `p.tensor_model_parallel` marks the parameters that this rank owns. The sum is in float64, so that the order of
-    summation has no visible effect.
+    `p.tensor_model_parallel` marks the parameters that this rank owns. `expert_axis` has the data ranks that hold
+    different experts (marked `p.allreduce = False`). The sum is in float64, so that the order of summation has no
+    visible effect.
     """
-    owned = [p.grad for p in module.parameters() if p.grad is not None and p.tensor_model_parallel]  # type: ignore[attr-defined]
     device = next(module.parameters()).device
-    squares = [torch.linalg.vector_norm(grad, dtype=torch.float64).square() for grad in owned]
-    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
+    owned: list[Any] = [p for p in module.parameters() if p.grad is not None and p.tensor_model_parallel]  # type: ignore[attr-defined]
+    experts = [p.grad for p in owned if not getattr(p, "allreduce", True)]
+    total = _square_norm([p.grad for p in owned if getattr(p, "allreduce", True)], device)
+    if expert_axis is not None:  # also on a stage without experts, whose ranks of the axis agree
+        total = total + collectives.all_reduce(_square_norm(experts, device), expert_axis)
     return collectives.all_reduce(total, model_axis)
+
+
+def _square_norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    squares = [torch.linalg.vector_norm(grad, dtype=torch.float64).square() for grad in gradients]
+    return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
 
 
 def read_norms_once(ds_engine: DeepSpeedEngine, data_axis: Axis, model_axis: Axis, read: ReadNorms) -> None:
@@ -117,6 +127,8 @@ def read_norms_once(ds_engine: DeepSpeedEngine, data_axis: Axis, model_axis: Axi
         zero.get_grad_norm_direct = lambda gradients, params, norm_type=2: _norm_of_parts(zero, axis, gradients, params)
         scaled_global_norm = zero.scaled_global_norm
         zero.scaled_global_norm = lambda **kwargs: read([scaled_global_norm(**kwargs)])[0]
+        # The norm of a group of experts is complete: it is summed over all data ranks, whose shards are all different.
+        zero._average_expert_grad_norms = lambda norms: None
     elif hasattr(zero, "_get_norm_groups"):  # ZeRO 3
         axes = replace(data_axis, group=zero.dp_process_group), model_axis
         zero.get_grad_norm_direct = lambda gradients, params, norm_type=2: _norm_of_shards(gradients, params, axes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from dslpar.distributed.collectives import Axis
 from dslpar.distributed.deepspeed_patches.replacement import replaced
 from dslpar.distributed.gradient_buffer import GradientBuffer
 from dslpar.distributed.gradient_reduction import GradientReduction
+from dslpar.distributed.group_axes import GroupAxes
 from dslpar.distributed.parameter_gather import ParameterGather
 from dslpar.distributed.per_stage_gradient_reduction import StageReduction
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
 
 
-def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collection[int] = ()) -> None:
+def overlap_reduction(
+    ds_engine: DeepSpeedEngine, data_axis: Axis, expert_axis: Axis, late: Collection[int] = ()
+) -> None:
     """M14. Have ZeRO 1 and 2 reduce each bucket of gradients while the backward computes the next ones.
 
     DeepSpeed waits for each reduction, and ZeRO 1 begins the first one after the last backward. With DeepSpeed's own
@@ -35,20 +37,20 @@ def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collect
     zero = ds_engine.optimizer
     tied: list[tuple[Any, Any]] = getattr(ds_engine.module, "get_tied_weights_and_groups", list)()
     not_complete = {id(p) for p, _ in tied} | set(late)
-    axis = replace(data_axis, group=zero.dp_process_group)
+    axes = GroupAxes(zero, data_axis, expert_axis)
     zero.overlap_comm = False  # replaced by the reduction below
     # Makes fp32 models use one flat gradient tensor, too. The step reads it.
     zero._use_compact_grad_partition_buffer = lambda group: True
     reduction: GradientBuffer | GradientReduction
     if zero.partition_gradients:
-        reduction = GradientReduction(zero, axis)
+        reduction = GradientReduction(zero, axes)
         zero.reduce_ipg_grads = reduction.reduce_bucket
         zero.process_gradients = reduction.on_gradient
     else:
         order = {id(p): index for index, p in enumerate(ds_engine.module.parameters())}
         accumulates = ds_engine.gradient_accumulation_steps() > 1
         is_last = ds_engine.is_gradient_accumulation_boundary
-        reduction = GradientBuffer(zero, axis, is_last, accumulates=accumulates, order=order, late=not_complete)
+        reduction = GradientBuffer(zero, axes, is_last, accumulates=accumulates, order=order, late=not_complete)
         zero.reduce_gradients = reduction.reduce_rest
         _replace_gradient_hooks(ds_engine, reduction.accumulate, reduction.on_gradient)
     step = zero.step
@@ -106,7 +108,9 @@ def accumulate_without_copies(ds_engine: DeepSpeedEngine) -> None:
     zero._fill_param_grad_accum_attribute = accumulate
 
 
-def overlap_param_gather(ds_engine: DeepSpeedEngine, data_axis: Axis, layers: Sequence[nn.Module]) -> None:
+def overlap_param_gather(
+    ds_engine: DeepSpeedEngine, data_axis: Axis, expert_axis: Axis, layers: Sequence[nn.Module]
+) -> None:
     """M16. Have ZeRO 1 and 2 gather each bucket of weights while the forward computes the layers before it.
 
     DeepSpeed gathers whole parameter groups, and its step waits for them. `layers` are the modules, in order, that wait
@@ -114,8 +118,8 @@ def overlap_param_gather(ds_engine: DeepSpeedEngine, data_axis: Axis, layers: Se
     readers that wait. Any other reader may see the previous step's weights.
     """
     zero, module = ds_engine.optimizer, ds_engine.module
-    axis = replace(data_axis, group=zero.dp_process_group)
-    gather = ParameterGather(zero, axis, layers, zero.allgather_bucket_size)
+    axes = GroupAxes(zero, data_axis, expert_axis)
+    gather = ParameterGather(zero, axes, layers, zero.allgather_bucket_size)
     stage_1_and_2 = import_module("deepspeed.runtime.zero.stage_1_and_2")
     step = zero.step
 
@@ -136,7 +140,9 @@ def overlap_param_gather(ds_engine: DeepSpeedEngine, data_axis: Axis, layers: Se
     module.parameter_gather = gather
 
 
-def reduce_by_stages(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collection[int] = ()) -> StageReduction | None:
+def reduce_by_stages(
+    ds_engine: DeepSpeedEngine, data_axis: Axis, expert_axis: Axis, late: Collection[int] = ()
+) -> StageReduction | None:
     """M17. Return a StageReduction, which reduces a stage's gradients while other stages run, without ZeRO.
 
     DeepSpeed's own reduction then skips gradients whose reduction has begun, and ends with a wait for them. The result
@@ -147,7 +153,7 @@ def reduce_by_stages(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collecti
     if ds_engine.zero_optimization() or ds_engine.using_bf16_optimizer or scales or data_axis.size == 1:
         return None
     tied = {id(p) for p, _ in ds_engine.module.get_tied_weights_and_groups()}
-    reduction = StageReduction(ds_engine, data_axis, tied | set(late))
+    reduction = StageReduction(ds_engine, data_axis, expert_axis, tied | set(late))
     reduce_all = ds_engine.buffered_allreduce_fallback
 
     def reduce_rest(grads: object = None, elements_per_buffer: int = 500_000_000) -> None:

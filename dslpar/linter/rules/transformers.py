@@ -173,15 +173,17 @@ def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF110", "empty-places-of-experts", "warning")
 def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
-    """The experts of a transformers model do not divide evenly over the tensor group."""
-    model, ranks = _model(cx), cx.tensor.cuboid.size
+    """The experts of a transformers model do not divide evenly over their ranks."""
+    model, ranks, what = _model(cx), cx.tensor.cuboid.size, "tensor"
+    if (expert := cx.spec.parallel.expert) is not None:
+        ranks, what = expert.size, "expert"
     experts = model.size("experts")
     places = -(-experts // ranks) * ranks
     if places != experts:
         message = (
-            f"over {ranks} tensor ranks: {places - experts} of {places} places have no expert, so their ranks wait"
+            f"over {ranks} {what} ranks: {places - experts} of {places} places have no expert, so their ranks wait"
         )
-        yield model.problem("experts", message, f"choose a tensor size that divides {experts}")
+        yield model.problem("experts", message, f"choose {what} ranks that divide {experts}")
 
 
 @rule("TEN134", "attention-beyond-context-parallelism")

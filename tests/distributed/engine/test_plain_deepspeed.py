@@ -175,10 +175,10 @@ def _with_norm(program: Program) -> Result:
 
 def _with_overlap(program: Program) -> Result:
     engine = program.build()
-    deepspeed_patches.overlap_reduction(engine, _data(engine))
+    deepspeed_patches.overlap_reduction(engine, _data(engine), _data(engine))
     if not engine.pipeline_parallelism:
         deepspeed_patches.call_before_reduction(engine, lambda: None)
-        deepspeed_patches.overlap_param_gather(engine, _data(engine), list(engine.module))
+        deepspeed_patches.overlap_param_gather(engine, _data(engine), _data(engine), list(engine.module))
     deepspeed_patches.read_norms_once(engine, _data(engine), Axis(), _read)
     return program.train(engine)
 
