@@ -34,7 +34,7 @@ from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers.initial_values import UNWRITTEN, Source, digest, source_of
 from dslpar.layers.parameter import placement_of
-from dslpar.layers.placement import Letters
+from dslpar.layers.placement import Letters, Placement
 from dslpar.models import LayeredModel
 
 _MAX_SHOWN = 4
@@ -80,11 +80,12 @@ def check_equal_weights(model: LayeredModel, groups: Groups, path: str) -> None:
 def _place(mesh: Mesh, rank: int, letters: Letters, anywhere: bool) -> tuple[int, ...]:
     """Return coordinates that are equal for two ranks if both must hold the same values.
 
-    letters: the tensor axes over which values are replicated. anywhere: values must be equal on all stages.
+    letters: the tensor axes over which values are replicated, and "expert_data" for experts. anywhere: values must be equal on all stages.
     """
     coord = mesh.coord(rank)
     stage = 0 if anywhere else coord["pipe"]
-    return stage, *(coord[letter] for letter in TENSOR_AXES if letter not in letters)
+    part = mesh.index(rank, "e") if "expert_data" in letters else 0
+    return stage, part, *(coord[letter] for letter in TENSOR_AXES if letter not in letters)
 
 
 def _values(modules: Mapping[str, nn.Module], is_cut: bool) -> Values:
@@ -98,8 +99,16 @@ def _values(modules: Mapping[str, nn.Module], is_cut: bool) -> Values:
     for name, p in placed:
         placement = placement_of(p)
         assert placement is not None
-        by_copies.setdefault(placement.replicas, []).append(f"{name} {digest(p)!r}")
+        by_copies.setdefault(_copies(placement), []).append(f"{name} {digest(p)!r}")
     return values | {(_OWN, letters): _hash(texts) for letters, texts in by_copies.items()}
+
+
+def _copies(placement: Placement) -> Letters:
+    """Return the axes over which a written weight must be equal, as `_place` takes them; data ranks are meant always.
+
+    Of experts that are divided over data ranks, only those that hold the same ones ("expert_data").
+    """
+    return (*placement.replicas, "expert_data") if placement.is_expert else placement.replicas
 
 
 def _kept(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
@@ -123,7 +132,7 @@ def _repeated(modules: Mapping[str, nn.Module], groups: Groups) -> list[str]:
         placement = placement_of(p)
         assert placement is not None
         if source_of(p) is Source.PROGRAM and p.numel() and bool((p != p.flatten()[0]).any()):
-            pieces[name] = _place(groups.mesh, groups.rank, placement.replicas, True), digest(p)
+            pieces[name] = _place(groups.mesh, groups.rank, _copies(placement), True), digest(p)
     places: dict[tuple[str, bytes | None], set[tuple[int, ...]]] = {}
     for theirs in collectives.gather_objects(pieces, tensor):
         for name, (place, numbers) in theirs.items():

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dslpar.core.mesh import TENSOR_AXES, Mesh
+from dslpar.core.mesh import Mesh
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.engine.engine import Engine
@@ -34,7 +34,7 @@ from dslpar.parity.checks import Difference
 from dslpar.parity.device_reference import FirstStep, norm_of
 from dslpar.parity.explain import FirstDifference, explain_gradient
 from dslpar.parity.layout_ranks import Held, at_optimizer_step, full_gradient
-from dslpar.parity.whole import Pieces, UnequalCopies, unequal
+from dslpar.parity.whole import Pieces, UnequalCopies, place_of, unequal
 
 EXPLAINED_BYTES = 1 << 32
 """Limit of rank 0's memory for all ranks' pieces of one tensor, which it needs to explain a difference."""
@@ -145,13 +145,12 @@ class Comparison:
             return None, copies
         if placement is None:
             return next(iter(pieces.values())), copies
-        peers = self.mesh.peers(first, "tensor")
+        peers = self.mesh.peers(first, placement.holders)
         return placement.merge([pieces[self._place(each, placement)] for each in peers]), copies
 
     def _place(self, rank: int, placement: Placement | None) -> tuple[int, ...]:
         """Return a rank's coordinates on the axes that shard the tensor; they identify the rank's piece."""
-        copied = {"data", "pipe", *(TENSOR_AXES if placement is None else placement.replicas)}
-        return tuple(index for axis, index in self.mesh.coord(rank).items() if axis not in copied)
+        return place_of(self.mesh, rank, placement)
 
     # ---- explanation of a difference ----
 

@@ -25,6 +25,7 @@ from dslpar.parity.small_mesh import (
     SmallWorlds,
     TooFewRanksError,
     axes_of,
+    data_size,
     names_of_axes,
     parallel_of,
     small_worlds,
@@ -154,7 +155,7 @@ def _resolved_again(job: Job, spec: Spec) -> Job:
 def one_process_job(small: Job) -> Job:
     """Return the same run on one process, with the layout's global batch."""
     spec = small.spec
-    parallel = replace(spec.parallel, pipeline=None, tensor=None, context=None)
+    parallel = replace(spec.parallel, pipeline=None, tensor=None, context=None, expert=None)
     batch = sections.Batch(global_size=small.batch.global_size, accumulation=1)
     spec = replace(spec, parallel=parallel, schedule=None, zero=sections.Zero(), batch=batch)
     return resolve.resolve(spec, 1, small.path, small.trusted)
@@ -215,7 +216,7 @@ def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool, on_devices: b
         spec = replace(spec, batch=sections.Batch(global_size=whole, accumulation=batch.accumulation))
         settings = _settings_on_devices if on_devices else partial(_settings, steps=steps)
         spec, more, not_proven = settings(job, spec, seq_len=seq_len)
-        made_job = resolve.resolve(spec, sizes["data"] * sizes["pipe"] * _cuboid(spec).size, job.path, job.trusted)
+        made_job = resolve.resolve(spec, data_size(sizes) * sizes["pipe"] * _cuboid(spec).size, job.path, job.trusted)
         apart = [
             f"{one} together with {another}: it needs more ranks than there are (--ranks {chosen.ranks_needed} has all)"
             for one, another in chosen.apart
@@ -312,7 +313,7 @@ def _batch(job: Job, spec: Spec, sizes: Mapping[str, int]) -> Batch:
         accumulation = max(1, accumulation // sizes["pipe"]) * sizes["pipe"]
     if not is_chain(spec.model):
         accumulation = 1
-    return Batch(micro * accumulation * sizes["data"], micro, accumulation)
+    return Batch(micro * accumulation * data_size(sizes), micro, accumulation)
 
 
 # ---- the other sections ----

@@ -33,7 +33,10 @@ class Axes(NamedTuple):
     """The independent axes of a layout, and how the tensor mode's ranks follow from them."""
 
     sizes: dict[str, int]
-    """The layout's own sizes, by name: pipe, data, context, and the mode's axes."""
+    """The layout's own sizes, by name: pipe, data, context, and the mode's axes.
+
+    If data ranks hold different experts, data is divided into e (as `TensorMesh.e`) and data, the ranks with equal ones.
+    """
     powers: dict[str, int]
     """Exponent of an axis in the world size: 3 for a cube's side."""
     ring: str = ""
@@ -92,9 +95,16 @@ def axes_of(spec: Spec, mesh: Mesh) -> Axes:
     if spec.parallel.context is not None and spec.parallel.context.size > 1:
         # With or without a tensor mode; without one, mesh.tensor has the mode "sequence".
         sizes["context"], powers["context"] = spec.parallel.context.size, 1
+    if mesh.tensor.e > 1:
+        sizes["data"], sizes["e"], powers["e"] = mesh.data // mesh.tensor.e, mesh.tensor.e, 1
     along = "context" if "context" in sizes else "d"
     cuboid = mesh.tensor
     return Axes(sizes, powers, ring=along if cuboid.ring > 1 else "", hybrid=cuboid.ring > 1 and cuboid.ulysses > 1)
+
+
+def data_size(sizes: Sizes) -> int:
+    """Return the number of replicas in a world of these sizes."""
+    return sizes["data"] * sizes.get("e", 1)
 
 
 def small_worlds(axes: Axes, max_ranks: int, divide: bool = False) -> SmallWorlds:
@@ -150,7 +160,7 @@ def _choose(axes: Axes, names: tuple[str, ...], max_ranks: int, divide: bool) ->
 
 def _options(axes: Axes, name: str, divide: bool) -> list[int]:
     """Return the sizes that an axis of more than one rank may have in a small world."""
-    size, must_divide = axes.sizes[name], divide and name not in ("pipe", "data")
+    size, must_divide = axes.sizes[name], divide and name not in ("pipe", "data", "e")
     smallest: tuple[int, ...] = SMALL_SIZES
     if axes.hybrid and name == axes.ring:
         smallest = (4, 6)  # pairs of neighbours that exchange heads, and a ring over two or three pairs
@@ -172,7 +182,10 @@ def parallel_of(spec: Spec, sizes: Sizes, counts: tuple[int, ...] | None) -> Spe
     context = None
     if "context" in sizes and sizes["context"] > 1 and parallel.context is not None:
         context = _context(parallel.context, sizes["context"])
-    tensor = _tensor(tensor_of(spec), sizes)
+    tensor, expert = _tensor(tensor_of(spec), sizes), parallel.expert
+    if expert is not None:
+        ranks = (tensor.size if tensor else 1) * (context.size if context else 1)
+        expert = replace(expert, size=ranks * sizes.get("e", 1))
     dist = replace(
         spec.train.dist,
         data_parallel_size=None,
@@ -184,7 +197,12 @@ def parallel_of(spec: Spec, sizes: Sizes, counts: tuple[int, ...] | None) -> Spe
     return replace(
         spec,
         parallel=replace(
-            parallel, data=replace(parallel.data, size=None), pipeline=pipeline, context=context, tensor=tensor
+            parallel,
+            data=replace(parallel.data, size=None),
+            pipeline=pipeline,
+            context=context,
+            expert=expert,
+            tensor=tensor,
         ),
         train=replace(spec.train, dist=dist),
     )

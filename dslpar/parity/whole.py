@@ -69,19 +69,16 @@ class Pieces:
         first = min(pieces)
         if placement is None:
             return pieces[first]
-        return placement.merge([pieces[rank] for rank in self.mesh.peers(first, "tensor")])
+        return placement.merge([pieces[rank] for rank in self.mesh.peers(first, placement.holders)])
 
     def unequal_copies(self) -> Iterator[UnequalCopies]:
         """Yield the parameters whose copies differ, each with the worst pair of ranks."""
         for name in self.names:
             placement, pieces = self.placement(name), self.pieces(name)
-            letters = TENSOR_AXES if placement is None else placement.replicas
-            copied = {"data", "pipe", *letters}
             firsts: dict[tuple[int, ...], int] = {}
             worst: UnequalCopies | None = None
             for rank, piece in pieces.items():
-                coord = self.mesh.coord(rank)
-                at = tuple(index for axis, index in coord.items() if axis not in copied)
+                at = place_of(self.mesh, rank, placement)
                 first = firsts.setdefault(at, rank)
                 other = pieces[first]
                 found = unequal(name, self.mesh, (first, rank), other, piece)
@@ -89,6 +86,13 @@ class Pieces:
                     worst = found
             if worst is not None:
                 yield worst
+
+
+def place_of(mesh: Mesh, rank: int, placement: Placement | None) -> tuple[int, ...]:
+    """Return a rank's coordinates on the axes that shard a tensor; they identify the rank's piece."""
+    copied = {"data", "pipe", *(TENSOR_AXES if placement is None else placement.replicas)}
+    at = tuple(index for axis, index in mesh.coord(rank).items() if axis not in copied)
+    return (mesh.index(rank, "e"), *at) if placement is not None and placement.is_expert else at
 
 
 def unequal(name: str, mesh: Mesh, ranks: tuple[int, int], one: Tensor, other: Tensor) -> UnequalCopies | None:

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from dslpar.core.catalog import finding
 from dslpar.core.errors import Finding
+from dslpar.core.mesh import Mesh
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Pending
 from dslpar.engine.engine import Engine
@@ -183,7 +184,7 @@ class ReplicaCheck:
         self._kinds = sorted(set[Copies]().union(*every))
         mesh = self._engine.groups.mesh
         first = [
-            [mesh.rank(_first_of(mesh.coord(rank), copies)) for copies in self._kinds] for rank in self._world.peers
+            [mesh.rank(_first_of(mesh, rank, copies)) for copies in self._kinds] for rank in self._world.peers
         ]
         self._first = torch.tensor(first, dtype=torch.int64).to(self._engine.deepspeed.device)
 
@@ -268,9 +269,12 @@ def _hash_on_host(item: Item) -> int:
     return int(tensor_hashes([item.value]).item()) if isinstance(item.value, Tensor) else item.value
 
 
-def _first_of(coord: Mapping[str, int], copies: Copies) -> dict[str, int]:
-    """Return the coordinates of the first rank that holds the same copies as the rank at `coord`."""
-    first = {**coord, **dict.fromkeys(copies.axes, 0)}
+def _first_of(mesh: Mesh, rank: int, copies: Copies) -> dict[str, int]:
+    """Return the coordinates of the first rank that holds the same copies as `rank`."""
+    coord = mesh.coord(rank)
+    first = {**coord, **{axis: 0 for axis in copies.axes if axis in coord}}
+    if "expert_data" in copies.axes:  # a part of the data axis
+        first["data"] = coord["data"] % mesh.tensor.e
     return first | {"pipe": copies.stages[0]} if coord["pipe"] in copies.stages else first
 
 

@@ -48,7 +48,8 @@ from dslpar.engine.engine import Engine
 from dslpar.engine.pipeline_module import Pipeline, global_name
 from dslpar.layers.parameter import placement_of, stable_hash
 
-_AXES = ("pipe", "data", *TENSOR_AXES)
+_EVERY = ("pipe", "data", *TENSOR_AXES)
+_AXES = (*_EVERY, "expert_data")
 
 
 class Copies(NamedTuple):
@@ -83,14 +84,11 @@ def replicated_state(engine: Engine) -> Iterator[Item]:
 
     Ranks that hold copies of each other yield the same kinds and names.
     """
-    sizes = engine.groups.mesh.sizes
+    mesh = engine.groups.mesh
     for item in _all_state(engine):
-        if item.copies.stages or any(sizes[axis] > 1 for axis in item.copies.axes):
-            yield item._replace(copies=item.copies._replace(axes=_in_order(sizes, *item.copies.axes)))
-
-
-def _in_order(sizes: Mapping[str, int], *axes: str) -> tuple[str, ...]:
-    return tuple(axis for axis in _AXES if axis in axes and sizes[axis] > 1)
+        axes = tuple(axis for axis in _AXES if axis in item.copies.axes and mesh.size(axis) > 1)
+        if item.copies.stages or axes:
+            yield item._replace(copies=item.copies._replace(axes=axes))
 
 
 def _all_state(engine: Engine) -> Iterator[Item]:
@@ -126,12 +124,13 @@ class _ParameterCopies:
         """Return the ranks that hold this rank's part of a parameter; `sharded`: ZeRO ranks hold different parts."""
         placement = placement_of(p)
         axes = list(TENSOR_AXES if placement is None else placement.replicas)
+        zero_axes = ("expert_data",) if placement is not None and placement.is_expert else self._zero_axes
         if p.requires_grad and not self._over_tensor:
-            axes = [axis for axis in axes if axis in self._zero_axes]
+            axes = [axis for axis in axes if axis in zero_axes]
         if sharded:
-            return Copies(tuple(axis for axis in axes if axis not in self._zero_axes))
+            return Copies(tuple(axis for axis in axes if axis not in zero_axes))
         tied = self._stages.get(p, ()) if self._any_order_is_equal or not p.requires_grad else ()
-        return Copies((*self._zero_axes, *axes), tied)
+        return Copies((*zero_axes, *axes), tied)
 
 
 def _parameter_state(shard: ParameterShard, copies: _ParameterCopies) -> Iterator[Item]:
@@ -161,7 +160,7 @@ def _parameter_state(shard: ParameterShard, copies: _ParameterCopies) -> Iterato
 
 
 def _plain_state(engine: Engine) -> Iterator[Item]:
-    everywhere, of_stage = Copies(_AXES), Copies(("data", *TENSOR_AXES))
+    everywhere, of_stage = Copies(_EVERY), Copies(("data", *TENSOR_AXES))
     values = train_state.collect(engine)
     for name, value in (values["counts"] | values["scale"]).items():
         yield Item("counter" if name in values["counts"] else "loss scaler's", name, everywhere, stable_hash(value))
