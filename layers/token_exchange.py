@@ -33,16 +33,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
-from dslpar.layers import placement
 
 RunExperts = Callable[[Tensor, Tensor], Tensor]
 """Maps rows [m, H], sorted by expert, and the number of rows of each expert of this rank [share] to [m, H].
 
 It also runs with m = 0, and its result must then depend on the rows and on all weights, so that they get gradients.
 """
-EXPERT_AXES = ("e", *placement.TENSOR_AXES)
+EXPERT_AXES = ("e", *TENSOR_AXES)
 """Axes over which experts are divided, from slow to fast."""
 
 
@@ -63,7 +63,7 @@ class TokenExchange:
         """
         # Each part has a length on every rank, which may be 0: all ranks exchange equally often.
         parts = [torch.tensor_split(each, self._chunks) for each in (x, index, weights)]
-        return torch.cat([self._run_part(*part, experts) for part in zip(*parts, strict=True)])
+        return torch.cat([self._run_part(own, at, by, experts) for own, at, by in zip(*parts, strict=True)])
 
     def _run_part(self, x: Tensor, index: Tensor, weights: Tensor, experts: RunExperts) -> Tensor:
         (tokens, k), ranks = index.shape, self._axis.size

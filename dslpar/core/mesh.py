@@ -6,9 +6,10 @@ A job's ranks form a grid with the axes `pipe`, `data` and `tensor`. The tensor 
     pipe  data  d  q  y  z          rank = (pipe * D + data) * T + tensor
 
 as in DeepSpeed's PipeModelDataParallelTopology and LiBai's documentation. Two names stand for several axes: `tensor`
-for d q y z, and `x` for d q. The data axis may be divided in turn: `e`, neighbouring data ranks that hold different
-experts, and `expert_data`, the ranks that hold the same ones; `expert` stands for e and the tensor axes. Every group is a slice of one reshaped range of ranks, as in picotron and torch's
-DeviceMesh. Slices are computed one at a time, so a mesh of a million ranks costs nothing.
+for d q y z, and `x` for d q. The data axis may be divided in turn: along `e`, neighbouring data ranks hold different
+experts, and along `expert_data`, data ranks hold the same ones. `expert` stands for e and the tensor axes. Every group
+is a slice of one reshaped range of ranks, as in picotron and torch's DeviceMesh. Slices are computed one at a time, so
+a mesh of a million ranks costs nothing.
 
     >>> mesh = Mesh(pipe=2, data=2, tensor=TensorMesh(y=2, mode="1d"))
     >>> list(mesh.groups("tensor"))

@@ -110,7 +110,9 @@ class GradientReduction:
                 target = zero._get_compact_grad_partition_slice(group, rank, param_id, numel)
                 is_expert = self._axes.is_expert(group)
                 axes[is_expert] = self._axes[group]
-                pieces.setdefault((rank, is_expert), []).append(_Piece(gradients.narrow(0, begin + start, numel), target))
+                pieces.setdefault((rank, is_expert), []).append(
+                    _Piece(gradients.narrow(0, begin + start, numel), target)
+                )
             begin += length
         return [
             _Reduction(collectives.start_reduce_(_joined(gradients, of_rank).to(dtype), axes[is_expert], rank), of_rank)

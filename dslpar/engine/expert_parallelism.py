@@ -26,7 +26,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers.parameter import placement_of
 
 
-class _ExpertMark(MoE):
+class _ExpertMark(MoE):  # type: ignore[misc]
     """Module without parameters by which DeepSpeed's engine finds that a model has experts."""
 
     def __init__(self) -> None:
@@ -79,6 +79,6 @@ def split_experts(parameter_groups: Iterable[Mapping[str, Any]]) -> list[dict[st
         )
         for target, mark, parameters in parts:
             if parameters:
-                name = {"name": own[0].group_name} if mark else {}  # type: ignore[attr-defined]
+                name = {"name": own[0].group_name} if mark else {}
                 target.append({**group, "params": parameters, **mark, **name})
     return [*dense, *experts]

@@ -80,7 +80,8 @@ def check_equal_weights(model: LayeredModel, groups: Groups, path: str) -> None:
 def _place(mesh: Mesh, rank: int, letters: Letters, anywhere: bool) -> tuple[int, ...]:
     """Return coordinates that are equal for two ranks if both must hold the same values.
 
-    letters: the tensor axes over which values are replicated, and "expert_data" for experts. anywhere: values must be equal on all stages.
+    letters: the tensor axes over which values are replicated, and "expert_data" for experts. anywhere: values must be
+    equal on all stages.
     """
     coord = mesh.coord(rank)
     stage = 0 if anywhere else coord["pipe"]

@@ -113,9 +113,7 @@ def with_experts(cuboid: TensorMesh, expert: ExpertParallel | None) -> TensorMes
     """Return the cuboid, whose mixtures send tokens to their experts on `expert.size` ranks, if the config has that."""
     if expert is None:
         return cuboid
-    return replace(
-        cuboid, e=max(1, expert.size // cuboid.size), exchanges_tokens=True, expert_chunks=expert.chunks
-    )
+    return replace(cuboid, e=max(1, expert.size // cuboid.size), exchanges_tokens=True, expert_chunks=expert.chunks)
 
 
 def with_zero(cuboid: TensorMesh, model: Model | OtherModel, stage: int, num_stages: int) -> TensorMesh:

@@ -35,7 +35,7 @@ class Axes(NamedTuple):
     sizes: dict[str, int]
     """The layout's own sizes, by name: pipe, data, context, and the mode's axes.
 
-    If data ranks hold different experts, data is divided into e (as `TensorMesh.e`) and data, the ranks with equal ones.
+    If data ranks hold different experts, data is divided into e (`TensorMesh.e`) and data, the ranks with equal ones.
     """
     powers: dict[str, int]
     """Exponent of an axis in the world size: 3 for a cube's side."""

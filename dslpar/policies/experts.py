@@ -198,7 +198,7 @@ class Experts(Layer):
 class SharedExpertLinear(Layer):
     """A linear of a shared expert, which all tokens visit. Its F features are sharded over the `sharing_axes`.
 
-    On full tokens it needs no communication of its own. On this rank's tokens alone, it gathers its weight for each use.
+    On full tokens it needs no communication of its own. On this rank's tokens alone, it gathers its weight.
 
     Raises:
         DslparError: F is not divisible by the number of ranks, or the linear has a bias.

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -183,9 +183,7 @@ class ReplicaCheck:
         every = collectives.gather_objects({item.copies for item in items}, self._world)
         self._kinds = sorted(set[Copies]().union(*every))
         mesh = self._engine.groups.mesh
-        first = [
-            [mesh.rank(_first_of(mesh, rank, copies)) for copies in self._kinds] for rank in self._world.peers
-        ]
+        first = [[mesh.rank(_first_of(mesh, rank, copies)) for copies in self._kinds] for rank in self._world.peers]
         self._first = torch.tensor(first, dtype=torch.int64).to(self._engine.deepspeed.device)
 
     def _digest_weights(self, items: tuple[_Key, ...]) -> Tensor:

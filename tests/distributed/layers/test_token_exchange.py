@@ -22,7 +22,6 @@ from dslpar.layers.token_exchange import EXPERT_AXES, TokenExchange
 from tests.support.compare_dense import relative
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
-from tests.support.traffic_counter import counting
 
 HIDDEN, TOP_K = 8, 2
 Choose = Callable[[Tensor, Tensor], Tensor]
@@ -91,9 +90,12 @@ def sharded(tensor: TensorMesh, data: int, num_experts: int, shape: tuple[int, .
     tokens = split.take(x)
     y = split.give_back(exchange.run(tokens, *routed(tokens, dense.router, choose), experts), x.shape)
     (y * pull).sum().backward()
-    assert x.grad is not None and own.grad is not None and dense.router.grad is not None
-    every, same = groups.axis("pipe", "data", "tensor"), groups.axis("expert_data") if tensor.e > 1 else groups.axis("data")
-    weight = collectives.all_gather(collectives.all_reduce(own.grad, same), groups.axis("expert"))[:num_experts]
+    assert x.grad is not None
+    assert own.grad is not None
+    assert dense.router.grad is not None
+    every = groups.axis("pipe", "data", "tensor")
+    weight = collectives.all_reduce(own.grad, groups.expert_data_axis)
+    weight = collectives.all_gather(weight, groups.axis("expert"))[:num_experts]
     of_data = [collectives.all_gather(gather(each, at, groups), groups.axis("data")) for each in (y, x.grad)]
     return [*of_data, collectives.all_reduce(dense.router.grad, every), weight]
 
