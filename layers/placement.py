@@ -145,7 +145,7 @@ class Placement:
 
     @property
     def is_expert(self) -> bool:
-        """Whether data ranks hold different pieces, which only experts do. See `TensorMesh.e`."""
+        """Return whether data ranks hold different pieces, which only experts do. See `TensorMesh.e`."""
         return self.tensor.e > 1 and any("e" in letters for letters in self.cuts)
 
     @property

@@ -41,14 +41,15 @@ MARK = "_experts_over_data"
 
 
 def register_experts(module: nn.Module, groups: Groups) -> None:
-    """Mark a model's experts for DeepSpeed, if data ranks hold different ones."""
+    """Mark a model's experts for DeepSpeed, if data ranks hold different ones. Also frozen ones, which it broadcasts."""
     experts = [p for p in module.parameters() if is_expert(p)]
     if not experts:
         return
     name = _register_groups(groups)
     for p in experts:
         p.allreduce, p.group_name = False, name  # type: ignore[attr-defined]
-    module.add_module(MARK, _ExpertMark())
+    if any(p.requires_grad for p in experts):  # DeepSpeed requires a parameter group of experts then
+        module.add_module(MARK, _ExpertMark())
 
 
 def _register_groups(groups: Groups) -> str:

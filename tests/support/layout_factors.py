@@ -86,6 +86,13 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "Mistral": ("transformers.MistralForCausalLM", _LLAMA | {"sliding_window": 512}),
     "Mixtral": ("transformers.MixtralForCausalLM", _LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "Qwen2-MoE": (
+        "transformers.Qwen2MoeForCausalLM",
+        _LLAMA
+        | {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 768}
+        | {"shared_expert_intermediate_size": 2304},
+    ),
+    "OLMoE": ("transformers.OlmoeForCausalLM", _LLAMA | {"num_experts": 16, "num_experts_per_tok": 4}),
     "Qwen3-MoE": (
         "transformers.Qwen3MoeForCausalLM",
         _LLAMA | {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 768, "mlp_only_layers": [0]},
@@ -93,6 +100,9 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Name -> model type and sizes."""
 OF_TRANSFORMERS = tuple(name for name, (kind, _) in FAMILIES.items() if kind.startswith("transformers."))
+
+MIXTURES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE")
+"""Families with experts, whose tokens `parallel.expert` sends to them."""
 
 DECODERS = tuple(name for name, (kind, _) in FAMILIES.items() if kind.endswith(("ForCausalLM", "LMHeadModel")))
 """Families with an optional own head, and linears that can have adapters."""
@@ -142,6 +152,7 @@ FACTORS: Mapping[str, tuple[Any, ...]] = {
     "pipe": (1, 2, 3),
     "schedule": tuple(SCHEDULES),
     "data": (1, 2, 3),
+    "expert": (0, 1, 2, 4),  # data ranks that divide the experts; 0: tokens are gathered
     "zero": (0, 1, 2, 3),
     "param_gather": (False, True),
     "offload": (False, True),
@@ -175,6 +186,8 @@ def config_of(row: Row) -> tuple[dict[str, Any], int]:
     if row["order"] is not None:
         parallel["order"] = row["order"]
     tensor_size = (mode["size"] if mode else 1) * (context["size"] if context else 1)
+    if row["expert"]:
+        parallel["expert"] = row["expert"] * tensor_size
     zero: dict[str, Any] = {"stage": row["zero"]}
     if row["param_gather"]:
         zero["overlap_param_gather"] = True

@@ -6,6 +6,7 @@
     rows("daily")           # strength 2, of few families, in up to 8 ranks: `make test`
     rows("prove")           # all families with all else in pairs; what divides a model in triples, up to 16 ranks
     rows("compiled")        # each level once with layers that torch compiles, 20 s of a core for each of up to 4 ranks
+    rows("experts")         # mixtures with `parallel.expert`, all in pairs
 
 Most faults need one level of one factor, or two together; few need three (Kuhn, Wallace and Gallo, "Software fault
 interactions", 2004). The arrays are made by covertable, and stored as data, so that the rows do not change with its
@@ -23,7 +24,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 
-from tests.support.layout_factors import CONTEXTS, DECODERS, FACTORS, MODES, Row, findings_of
+from tests.support.layout_factors import CONTEXTS, DECODERS, FACTORS, FAMILIES, MIXTURES, MODES, Row, findings_of
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "tests" / "properties" / "layouts"
@@ -46,7 +47,7 @@ def world_size(row: Row) -> int:
 
 IN_ANY_MODE = frozenset(
     {"GPT", "Llama's form", "BERT", "RoBERTa", "GPT-2", "OPT", "Llama", "Qwen2", "Qwen3", "Gemma", "Gemma 3"}
-    | {"Phi-3", "OLMo 2", "GPT-NeoX", "Mistral", "Mixtral", "Qwen3-MoE"}
+    | {"Phi-3", "OLMo 2", "GPT-NeoX", "Mistral", *MIXTURES}
 )
 _OF_OURS = ("GPT", "Llama's form", "one key head")
 NOT_CUT = ("layers_cfg", "ResNet")
@@ -71,6 +72,14 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     ),
     Constraint(("pipe", "schedule"), lambda r: r["schedule"] == "1f1b" or r["pipe"] > 1, "no pipeline to schedule"),
     Constraint(("pipe", "zero"), lambda r: r["zero"] < 2 or r["pipe"] == 1, "DeepSpeed's pipelines take ZeRO 0 and 1"),
+    Constraint(
+        ("data", "expert"), lambda r: r["data"] % max(r["expert"], 1) == 0, "replicas hold equal numbers of experts"
+    ),
+    Constraint(("family", "expert"), lambda r: not r["expert"] or r["family"] in MIXTURES, "there are no experts"),
+    Constraint(
+        ("expert", "zero"), lambda r: r["expert"] < 2 or r["zero"] < 3, "ZeRO 3 shards weights over all replicas"
+    ),
+    Constraint(("expert", "offload"), lambda r: r["expert"] < 2 or not r["offload"], "not with experts of replicas"),
     Constraint(("zero", "offload"), lambda r: not r["offload"] or r["zero"] > 0, "ZeRO offloads"),
     Constraint(
         ("zero", "param_gather"), lambda r: not r["param_gather"] or r["zero"] in (1, 2), "of ZeRO 1 and 2 alone"
@@ -135,12 +144,35 @@ class Array(NamedTuple):
     """Number of levels that are combined for all other factors."""
 
 
+_OTHERS: Mapping[str, tuple[Any, ...]] = {
+    "family": tuple(each for each in FAMILIES if each not in ("Qwen2-MoE", "OLMoE")),
+    "expert": (0,),
+}
+"""Levels of layouts without `parallel.expert`."""
+_EXPERTS: Mapping[str, tuple[Any, ...]] = {
+    "family": MIXTURES,
+    "expert": (2, 1, 4),
+    "data": (2, 1, 4),
+    "pipe": (1, 2),
+    "compile": (False,),
+    "param_gather": (False, True),
+    "mode": ("none", "1d 2", "1d 2 sequence", "2d 4", "2.5d 2", "3d 8", "cuboid 1 2 2", "ring 2"),
+    "context": ("none", "ring 2", "ulysses 2"),
+    "accumulation": (1, 2),
+    "optimizer": ("AdamW", "SGD"),
+    # Mixtures do not depend on these.
+    "keep": (None,),
+    "loss_chunks": (1,),
+    "offload": (False,),
+    "overlap": (False,),
+}
 _FEW_FAMILIES = ("GPT", "Llama's form", "ResMLP", "MoCo", "layers_cfg", "BERT", "T5", "Llama")
 _FEW_MODES = ("none", "1d 2", "1d 2 sequence", "2d 4", "2.5d 2", "3d 8", "cuboid 1 2 2", "ring 2", "ulysses 2")
 ARRAYS: Mapping[str, Array] = {
     "daily": Array(
         {
             **FACTORS,
+            **_OTHERS,
             "family": _FEW_FAMILIES,
             "mode": _FEW_MODES,
             "context": ("none", "ring 2", "ulysses 2"),
@@ -154,12 +186,13 @@ ARRAYS: Mapping[str, Array] = {
         8,
     ),
     "prove": Array(
-        {**FACTORS, "compile": (False,)},
+        {**FACTORS, **_OTHERS, "compile": (False,)},
         16,
         ("mode", "pipe", "schedule", "data", "zero", "context", "recompute", "overlap"),
     ),
     # Recompute wherever it is legal: a graph that runs again must save the same tensors.
-    "compiled": Array({**FACTORS, "compile": (True,), "recompute": (1, 2, 0)}, 4, strength=1),
+    "compiled": Array({**FACTORS, **_OTHERS, "compile": (True,), "recompute": (1, 2, 0)}, 4, strength=1),
+    "experts": Array({**FACTORS, **_EXPERTS}, 8),
 }
 
 

@@ -15,7 +15,20 @@ from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.layout_factors import OF_TRANSFORMERS, PLAIN, Row, describe, findings_of, job_of
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
-DAILY, PROVE = rows("daily"), [*rows("prove"), *rows("compiled")]
+EXPERTS: list[Row] = [
+    {**PLAIN, "data": 2, "expert": 2, "zero": 1, **more}
+    for more in (
+        {"family": "Mixtral", "data": 4, "expert": 2, "clip": 1.0, "accumulation": 2, "param_gather": True},
+        {"family": "Qwen2-MoE", "mode": "1d 2", "zero": 2, "recompute": 1},
+        {"family": "Qwen3-MoE", "mode": "2d 4", "zero": 0, "clip": 1.0, "optimizer": "SGD"},
+        {"family": "OLMoE", "context": "ring 2", "data": 4, "expert": 2},
+        {"family": "Mixtral", "pipe": 2, "schedule": "interleaved", "zero": 0, "adapters": True},
+        {"family": "Mixtral", "mode": "1d 2 sequence", "pipe": 2, "schedule": "zero_bubble"},
+    )
+]
+"""Mixtures whose tokens are sent to experts on other replicas; the array "experts" has every pair of levels."""
+DAILY = [*rows("daily"), *EXPERTS]
+PROVE = [*rows("prove"), *rows("compiled"), *rows("experts")]
 
 
 def cases(of: list[Row], *marks: pytest.MarkDecorator) -> list[object]:
@@ -74,6 +87,9 @@ def test_what_constraints_leave_out_is_refused_or_means_nothing() -> None:
         {"mode": "ring 2", "context": "ring 2"},
         {"pipe": 2, "zero": 2},
         {"offload": True},
+        {"family": "Mixtral", "data": 3, "expert": 2},
+        {"family": "Mixtral", "data": 2, "expert": 2, "zero": 3},
+        {"family": "Mixtral", "data": 2, "expert": 2, "zero": 1, "offload": True},
         {"zero": 3, "compile": True},
         {"family": "BERT", "schedule": "zero_bubble", "pipe": 2, "compile": True},
         {"family": "T5", "context": "ring 2"},
