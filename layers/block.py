@@ -54,7 +54,7 @@ class MLP(Layer):
         layer_idx: int | None = None,
     ) -> None:
         super().__init__(groups, layer_idx)
-        blocks, self.activation = one_of(_ACTIVATIONS, activation, "activation")
+        blocks, self.activation = one_of(ACTIVATIONS, activation, "activation")
         inner = ffn_hidden_size if blocks == 1 else [ffn_hidden_size] * blocks
         self.up = Linear(groups, hidden_size, inner, role="inward", bias=bias, init=init)
         self.up.keep_memory_order()
@@ -190,7 +190,7 @@ class _SwiGLU(torch.autograd.Function):
         return torch.cat([gate_grad, functional.silu(gate).mul_(grads[0])], -1)
 
 
-_ACTIVATIONS: Mapping[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+ACTIVATIONS: Mapping[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "gelu": (1, functional.gelu),
     "gelu_tanh": (1, partial(functional.gelu, approximate="tanh")),
     "swiglu": (2, swiglu),

@@ -41,7 +41,7 @@ MARK = "_experts_over_data"
 
 
 def register_experts(module: nn.Module, groups: Groups) -> None:
-    """Mark a model's experts for DeepSpeed, if data ranks hold different ones. Also frozen ones, which it broadcasts."""
+    """Mark a model's experts for DeepSpeed if data ranks hold different ones; also frozen ones, which it broadcasts."""
     experts = [p for p in module.parameters() if is_expert(p)]
     if not experts:
         return

@@ -12,13 +12,16 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
-from dslpar.layers import gather, placement
+from dslpar.layers import Mixture, gather, mixture, placement
 from dslpar.layers.distinct_tokens import DistinctTokens
 from dslpar.layers.token_exchange import EXPERT_AXES, TokenExchange
+from tests.support import compare_dense
 from tests.support.compare_dense import relative
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
@@ -124,3 +127,65 @@ def check(tensor: TensorMesh, data: int, num_experts: int, shape: tuple[int, ...
 def test_a_mixture_on_many_ranks_is_the_dense_one(layout: str, data: int, e: int, choose: Choose) -> None:
     tensor = LAYOUTS[layout] if layout != "1d-1" else TensorMesh()
     check(replace(tensor, e=e, exchanges_tokens=True), data, 6, (4 * data, 8), choose)
+
+
+# ---- the layer ----
+
+
+def dense_mixture(p: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Return what `Mixture(activation="swiglu", top_k=2, shared_ffn_hidden_size=...)` computes."""
+    tokens = x.reshape(-1, x.shape[-1])
+    probabilities = torch.softmax(tokens @ p["router"].T, -1)
+    weights, index = probabilities.topk(2)
+    weights = weights / weights.sum(-1, keepdim=True)
+    gate, up = torch.einsum("nh,efh->nef", tokens, p["up"]).chunk(2, -1)
+    each = torch.einsum("nef,ehf->neh", functional.silu(gate) * up, p["down"])
+    chosen = torch.zeros_like(probabilities).scatter(1, index, weights)
+    y = torch.einsum("ne,neh->nh", chosen, each)
+    gate, up = (tokens @ p["shared_expert.up.weight"].T).chunk(2, -1)
+    return (y + (functional.silu(gate) * up) @ p["shared_expert.down.weight"].T).view(x.shape)
+
+
+def errors_of_mixture(tensor: TensorMesh) -> dict[str, float]:
+    torch.set_default_dtype(torch.float64)
+    groups = Groups(Mesh(tensor=tensor))
+    options = {"num_experts": 6, "activation": "swiglu", "shared_ffn_hidden_size": compare_dense.FFN}
+    layer = Mixture(groups, compare_dense.HIDDEN, 20, **options)
+    at = compare_dense.residual(groups)
+    return dict(compare_dense.compare(groups, layer, dense_mixture, at, at))
+
+
+@pytest.mark.parametrize("layout", ["1d-4", "1d-sequence-2", "2d-4", "3d-8", "ring-2-zigzag"])
+def test_a_mixture_equals_a_dense_one(layout: str) -> None:
+    for found in on_ranks(LAYOUTS[layout].size, errors_of_mixture, LAYOUTS[layout]):
+        assert found.keys() > {"output", "input gradient", "gradient of router", "gradient of up", "gradient of down"}
+        assert max(found.values()) < 1e-12
+
+
+def test_equal_experts_are_chosen_by_their_index() -> None:
+    mixture = Mixture(Groups(Mesh()), 4, 8, num_experts=5, top_k=3)
+    index, weights = mixture.route(torch.ones(2, 4), torch.zeros(5, 4))
+    assert index.tolist() == [[0, 1, 2]] * 2
+    assert weights.allclose(torch.full((2, 3), 1 / 3))
+
+
+def test_a_grouped_product_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, weights = torch.randn(9, 16), torch.randn(3, 8, 16)
+    counts = torch.tensor([4, 0, 5])
+    loop = mixture.grouped_linear(rows, weights, counts)
+    monkeypatch.setattr(mixture, "_has_grouped_product", lambda rows: True)
+    torch.testing.assert_close(mixture.grouped_linear(rows, weights, counts), loop)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "top_k", "message"),
+    [
+        (TensorMesh(), 7, "top_k is 7, of 6 experts"),
+        (TensorMesh(), 0, "top_k is 0, of 6 experts"),
+        (replace(LAYOUTS["ring-2"], zero_over_d=True), 2, "ZeRO shards over the 2 ranks of axis d"),
+    ],
+)
+def test_what_no_mixture_can_be_is_refused(tensor: TensorMesh, top_k: int, message: str) -> None:
+    groups = Groups.without_processes(Mesh(tensor=tensor))
+    with pytest.raises(DslparError, match=message):
+        Mixture(groups, 8, 16, num_experts=6, top_k=top_k)
