@@ -71,6 +71,14 @@ class DistinctTokens:
             y = collectives.gather_from_group(y, self._groups.axis(letter), 0)
         return y[:tokens].reshape(shape)
 
+    def part(self, rows: Tensor) -> Tensor:
+        """Return the rows [n, ...] of the tokens that `take` gives this rank.
+
+        rows: one row per token of the stored residual, equal on all ranks that store these tokens.
+        """
+        most = -(-len(rows) // self._count)
+        return rows[self._index * most :][: self._own(len(rows))]
+
     def _own(self, tokens: int) -> int:
         """Return how many of the stored residual's tokens are this rank's."""
         most = -(-tokens // self._count)

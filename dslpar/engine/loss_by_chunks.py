@@ -26,14 +26,15 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers.loss import cross_entropy_by_chunks
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel, LayerSpec
-from dslpar.models.layered import Labels
+from dslpar.models.layered import Labels, VocabularyHead
 
 
 class LossByChunks:
     """A model's loss as a function of its head's input."""
 
-    def __init__(self, groups: Groups, vocab_size: int, num_chunks: int) -> None:
-        self.groups, self.vocab_size, self.num_chunks = groups, vocab_size, num_chunks
+    def __init__(self, groups: Groups, head: VocabularyHead, num_chunks: int) -> None:
+        self.groups, self.vocab_size, self.num_chunks = groups, head.vocab_size, num_chunks
+        self._loss = head.complete(groups, self._cross_entropy)
         self._is_used = False
         self._put_off: dict[str, tuple[LayerSpec, nn.Module]] = {}
         """The head and all layers after it, by name, as recorded by the newest forward."""
@@ -57,8 +58,12 @@ class LossByChunks:
         self._put_off[spec.name] = spec, module
         return value
 
-    def __call__(self, x: Tensor, labels: Labels) -> Tensor:
-        """Return the loss, given the head's input: the residual as this rank stores it, [batch/x, sequence, H/z].
+    def __call__(self, value: Any, labels: Labels) -> Tensor:
+        """Return the loss, given the head's input: the residual, and other values that the model's loss needs."""
+        return self._loss(value, labels)
+
+    def _cross_entropy(self, x: Tensor, labels: Labels) -> Tensor:
+        """Return the cross-entropy, given the residual as this rank stores it, [batch/x, sequence, H/z].
 
         x and z are sizes of the tensor mesh (docs/architecture.md, The cuboid).
         """
@@ -96,6 +101,6 @@ def loss_by_chunks(
     names = [layer.name for layer in layers]
     if num_chunks == 1 or head is None or head.layer not in names:
         return None, layers
-    by_chunks = LossByChunks(groups, head.vocab_size, num_chunks)
+    by_chunks = LossByChunks(groups, head, num_chunks)
     first = names.index(head.layer)
     return by_chunks, layers[:first] + [by_chunks.put_off(layer) for layer in layers[first:]]

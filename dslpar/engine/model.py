@@ -160,6 +160,11 @@ class CustomModel(LayeredModel):
         return self.model.layers(groups)
 
     @property
+    def takes_statistics(self) -> bool:  # type: ignore[override]
+        """True if the model's own loss takes statistics of each global micro-batch."""
+        return self.criterion is None and self.model.takes_statistics
+
+    @property
     def built_everywhere(self) -> bool:  # type: ignore[override]
         """True if every rank has built all of the model's modules."""
         return self.model.built_everywhere

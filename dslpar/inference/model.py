@@ -51,7 +51,7 @@ class InferenceModel:
         """
         self.job, self.groups, self.device = trained.job, groups, device
         self.dtype = _DTYPES[trained.job.spec.precision.dtype]
-        self.family = model_from_job(trained.job)
+        self.family = model_from_job(trained.job).for_inference()
         job, layers = partition.partition_layers(trained.job, self.family, groups)
         self.module = LayeredModule(_stage_layers(job, layers, groups))
         load_weights(self.module, groups, trained.checkpoint)

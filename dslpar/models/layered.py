@@ -115,6 +115,8 @@ class VocabularyHead(NamedTuple):
     layer: str
     """Name of the head's first layer. The layers after it compute each token's logits separately."""
     vocab_size: int
+    complete: Callable[[Groups, Loss], Loss] = lambda groups, loss: loss
+    """Returns the model's loss, given the cross-entropy of its logits: some models add another loss."""
 
 
 class LayeredModel(ABC):
@@ -131,12 +133,21 @@ class LayeredModel(ABC):
     def loss(self, groups: Groups) -> Loss:
         """Return the loss, a function of (logits, labels) to a scalar that is equal on all ranks of a tensor group."""
 
+    takes_statistics = False
+    """Whether the loss is no mean over samples, but takes statistics of each global micro-batch: the micro-batches of
+    all data ranks at one place of a step. It then depends on the accumulation, in every layout in the same way.
+    """
+
     built_everywhere = False
     """Whether every rank of a pipeline has built all modules of `built`, not only those of its stages."""
 
     def built(self, groups: Groups) -> Mapping[str, nn.Module]:
         """Return the modules that are already built, by global name; by default none, since specs build the layers."""
         return {}
+
+    def for_inference(self) -> LayeredModel:
+        """Return the model whose output is its predictions alone, without values that only its loss needs."""
+        return self
 
     def after_step(self, module: nn.Module, progress: float) -> None:
         """Change state that has no gradient after an optimizer step; `progress` is the share of all steps done.

@@ -37,6 +37,7 @@ from dslpar.data.order import Samples, micro_batches
 from dslpar.distributed.groups import Groups
 from dslpar.engine.build import parameter_groups
 from dslpar.engine.gradient_handlers import handler_classes
+from dslpar.engine.micro_batches import with_denominator
 from dslpar.engine.optimizers import lr_scheduler_factory, optimizer_factory
 from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
@@ -124,6 +125,11 @@ def train(
     groups = Groups(Mesh(), rank=0)
     built = build_module(model, groups, job.spec.train.seed)
     lost = ["dropout: its rates are 0, because each rank draws masks for its own shard"] * disable_dropout(built)
+    if model.takes_statistics and job.batch.accumulation > 1:
+        lost.append(
+            f"the load-balancing loss for another accumulation: one process also takes {job.batch.accumulation}"
+            " micro-batches per step, because each of them has its own statistics"
+        )
     if takes_batch_statistics(built):
         lost.append("running statistics of batch norms: buffers are not compared")
     samples = samples_of(built)
@@ -355,14 +361,20 @@ class _Run:
         return max(1.0, largest / first) if first else 1.0
 
     def batches(self, step: int) -> Iterator[tuple[Any, Any]]:
-        """Yield the global batch at once, or as micro-batches if batch statistics or a criterion depend on them."""
+        """Yield the global batch at once, or as micro-batches if batch statistics or the loss depend on them."""
         batch, seed = self.job.batch, self.job.spec.train.seed
         if self.resumed is not None and step >= self.resumed[0]:
             batch = self.resumed[1].batch
         apart = takes_batch_statistics(self.module) or getattr(self.model, "criterion", None) is not None
         size = batch.micro_size if apart else batch.global_size
+        if self.model.takes_statistics:
+            size = batch.global_size // batch.accumulation
         parts = batch._replace(micro_size=size, accumulation=batch.global_size // size)
-        for x, y in micro_batches(self.samples, parts, seed, step * batch.global_size, 1, 0):
+        batches = list(micro_batches(self.samples, parts, seed, step * batch.global_size, 1, 0))
+        if self.model.takes_statistics and not self.samples.all_counted:
+            data, num_labels = Groups(Mesh(), rank=0).axis("data"), getattr(self.loss_of, "num_labels", 1)
+            batches = with_denominator(batches, num_labels, data, self.job)
+        for x, y in batches:
             yield _in(self.dtype, x), _in(self.dtype, y)
 
     def _precision(self) -> AbstractContextManager[None]:

@@ -71,15 +71,20 @@ def deviations(
 
 
 def _loss(plain: Any, model: HuggingFaceModel, x: Any, y: Any) -> Tensor:
-    """Return the mean loss of a micro-batch from transformers' forward."""
+    """Return the loss of a micro-batch from transformers' forward.
+
+    It is the mean over counted labels, or the sum divided by the denominator that follows the labels.
+    """
     inputs = dict(zip(model.policy.inputs, x if isinstance(x, tuple) else (x,), strict=True))
     output = hf_parity.run_plain(plain, inputs)
     if model.policy.loss:
         return output.loss  # type: ignore[no-any-return]
-    logits = [value for name, value in output.items() if "logits" in name]
-    labels = y if isinstance(y, tuple) else (y,)
+    logits, given = hf_parity.logits_of(output), y if isinstance(y, tuple) else (y,)
+    labels, denominator = given[: len(logits)], given[len(logits) :]
     losses = [
         functional.cross_entropy(each.flatten(0, -2), of.flatten(), ignore_index=IGNORE_INDEX)
         for each, of in zip(logits, labels, strict=True)
     ]
-    return torch.stack(losses).sum()
+    if denominator:
+        losses[0] = losses[0] * (labels[0] != IGNORE_INDEX).sum() / denominator[0]
+    return torch.stack(losses).sum() + hf_parity.balance_term(plain, inputs, output)

@@ -218,7 +218,10 @@ class _Ranks:
         model = model_from_job(one_process_job(job))
         needed = device_reference.needed_bytes(job, model)
         device = bootstrap.current_device()
-        whole = job.batch._replace(accumulation=job.batch.global_size // job.batch.micro_size)
+        size_of_batch = job.batch.micro_size
+        if model.takes_statistics:
+            size_of_batch = job.batch.global_size // job.batch.accumulation
+        whole = job.batch._replace(micro_size=size_of_batch, accumulation=job.batch.global_size // size_of_batch)
 
         def batches_of(module: nn.Module) -> StepBatches:
             samples = samples_of(module)

@@ -93,7 +93,8 @@ def _of_transformers(
         return DrawnSamples(tuple(inputs.values()), (inputs[policy.loss],), all_counted=True)
     with torch.no_grad():
         output = module(_one([x[:2] for x in inputs.values()]))
-    shapes = [value.shape for value in model.whole_output(Groups.without_processes(Mesh()), output).values()]
+    outputs = model.whole_output(Groups.without_processes(Mesh()), output)
+    shapes = [value.shape for name, value in outputs.items() if name != "aux_loss"]
     labels = [torch.randint(0, shape[-1], (num_samples, *shape[1:-1]), generator=generator) for shape in shapes]
     masks = [value for name, value in inputs.items() if "mask" in name]
     if is_tokens := labels[0].dim() == 2:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dslpar.distributed.groups import Groups
 from dslpar.layers import from_residual, to_residual
+from dslpar.policies.balance_loss import Balance, collecting
 from dslpar.policies.block_calls import BlockCalls, whole_length
 from dslpar.policies.skeleton import Skeleton
 from dslpar.policies.stand_ins import ForwardEnded, ShapeStandIn
@@ -31,13 +32,17 @@ Value = Tensor | tuple[Tensor, ...]
 """Value that layers pass on: the residual, or a tuple of the residual and other tensors."""
 RESIDUAL = "the residual"
 """Key of the residual in a layer's state (values by name); no argument of a forward has this name."""
+ROUTING = "the routers' sums"
+"""Key of the sums of which the load-balancing loss is computed."""
 
 
 class Chain:
     """Forwards of a model's layers. Each gets the module that its layer has built, and the previous layer's `Value`."""
 
-    def __init__(self, of: Skeleton) -> None:
-        self.skeleton, self.policy, self.outline = of, of.policy, of.outline
+    def __init__(self, of: Skeleton, balance: Balance | None = None) -> None:
+        self.skeleton, self.policy, self.outline, self.balance = of, of.policy, of.outline, balance
+        self._always = (RESIDUAL,) if balance is None else (RESIDUAL, ROUTING)
+        """Names of the values that all layers from the first block's input on pass on, to the model's output."""
         self.is_decoder = self.policy.inputs == DECODER_INPUTS
         self.calls = BlockCalls(of)
         lists = range(len(self.policy.blocks))
@@ -59,7 +64,9 @@ class Chain:
         self.calls.check_mask(state.get(DECODER_INPUTS[1]) if self.is_decoder else None)
         rows = module(state[dict(piece.lookups)[leaf]])
         if self.is_decoder:
-            return self._pack(state | {RESIDUAL: rows}, [RESIDUAL, *self._needed(1, 0)])
+            if self.balance is not None:
+                state.setdefault(ROUTING, self.balance.zeros(rows.device))
+            return self._pack(state | {RESIDUAL: rows}, [*self._always, *self._needed(1, 0)])
         return self._pack(state | {leaf: rows}, self._names(number, [*done, leaf]))
 
     def run_piece(self, groups: Groups, number: int, module: nn.Module, value: Value) -> Value:
@@ -68,7 +75,8 @@ class Chain:
         state = self._unpack(value, number, [name for name, _ in piece.lookups])
         entered, extra = self._run(groups, number, module, state)
         if piece.place == "back":
-            return (entered, *extra.values()) if extra else entered
+            beside = [*extra.values(), *(state[name] for name in self._always[1:])]
+            return (entered, *beside) if beside else entered
         extra = {name: _differentiable(each) for name, each in extra.items()}
         return self._pack(state | extra | {RESIDUAL: entered}, self._along[number, True])
 
@@ -82,7 +90,10 @@ class Chain:
             if of in state:
                 arguments[name] = arguments[name].with_padding(state[of])
         arguments |= {name: state[name] for name in names if name in arguments and name not in self.policy.inputs}
-        output = module(x, **arguments)
+        with collecting(module, x, state.get(DECODER_INPUTS[1])) as sums:
+            output = module(x, **arguments)
+        if ROUTING in state:
+            state[ROUTING] = sum(sums, state[ROUTING])
         x, *returned = output if isinstance(output, tuple) else (output,)
         handed_on = zip(self._returned[number], returned, strict=False)
         # A pipeline stage sends only contiguous tensors. Values that a block does not return are passed on unchanged.
@@ -98,14 +109,15 @@ class Chain:
         logits = module(x)
         return (logits, *others) if others else logits
 
-    def run_logits(self, module: nn.Module, logits: Tensor) -> Tensor:
-        """Run the model's own code on the head's logits, such as a soft cap."""
+    def run_logits(self, module: nn.Module, value: Value) -> Value:
+        """Run the model's own code on the head's logits, such as a soft cap; pass other values on."""
+        logits, *others = value if isinstance(value, tuple) else (value,)
         block, head = self._first_block(module, -1), self._head(module)
         head.output = logits
         y: Tensor = self.skeleton.run(module, logits, logits.shape[1]).logits
         block.clear()
         head.clear()
-        return y
+        return (y, *others) if others else y
 
     # ---- pieces ----
 
@@ -219,13 +231,13 @@ class Chain:
     def _names(self, number: int, done: Sequence[str]) -> list[str]:
         """Return the names of a layer's inputs in piece `number`, in order; the first layer gets all model inputs."""
         if number == 0:
-            return [RESIDUAL, *self._needed(1, 0)] if self.is_decoder and done else [*done, *self.policy.inputs]
-        return [RESIDUAL, *done, *self.outline.along, *self._needed(number, number)]
+            return [*self._always, *self._needed(1, 0)] if self.is_decoder and done else [*done, *self.policy.inputs]
+        return [*self._always, *done, *self.outline.along, *self._needed(number, number)]
 
     def _names_of_block(self, number: int, is_first: bool) -> list[str]:
         returned = () if is_first else self.policy.returned(self.policy.blocks[number])
         carried = (*filter(None, returned), *self.outline.carried[number], *self.outline.along)
-        return [RESIDUAL, *carried, *self._needed(number + 1, number)]
+        return [*self._always, *carried, *self._needed(number + 1, number)]
 
     def _needed(self, piece: int, blocks: int) -> list[str]:
         """Return the model inputs that pieces from `piece` on, or lists of blocks from `blocks` on, still read."""

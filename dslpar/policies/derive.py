@@ -21,7 +21,7 @@ from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 from dslpar.policies import probe
 from dslpar.policies.replacement_modules import features
-from dslpar.schema.policy import WITHOUT_AUXILIARY_LOSS, Names, Policy, match
+from dslpar.schema.policy import WITHOUT_ROUTER_NOISE, Names, Policy, match
 
 _INWARD = {"colwise", "colwise_gather_output", "packed_colwise"}
 _OUTWARD = {"rowwise", "rowwise_split_input"}
@@ -180,7 +180,7 @@ class _Derivation:
             inner_norms=tuple(self._inner_norms()),
             fused=self._fused(),
             local=self._local(),
-            requires=WITHOUT_AUXILIARY_LOSS if self.experts else {},
+            requires=WITHOUT_ROUTER_NOISE if self.experts else {},
         )
 
     def _first(self, pattern: str) -> Any:

@@ -135,8 +135,9 @@ def plain_attention(cls: Any, config: Any) -> str:
 def reference(model: Any, inputs: Mapping[str, Tensor], policy: Policy | None = None) -> tuple[Batch, Result]:
     """Compute the result with plain transformers, and make labels. If `policy` names the model's own loss, use it."""
     output = run_plain(model, inputs)
+    balance = balance_term(model, inputs, output)
     along = [name for names in policy.returns.values() for name in names] if policy else []
-    logits = tuple(value for name, value in output.items() if "logits" in name)
+    logits = logits_of(output)
     beside = tuple(output[name] for name in along if name in output)
     if policy and policy.loss:
         given, loss = Batch(inputs, (inputs[policy.loss],)), output.loss
@@ -146,7 +147,7 @@ def reference(model: Any, inputs: Mapping[str, Tensor], policy: Policy | None = 
             functional.cross_entropy(each.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
             for each, labels in zip(logits, given.labels, strict=True)
         ]
-        loss = torch.stack(losses).sum()
+        loss = torch.stack(losses).sum() + balance
     torch.autograd.backward(loss)
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -158,6 +159,29 @@ def run_plain(model: Any, inputs: Mapping[str, Tensor]) -> Any:
     settings = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
     with in_float64():
         return model(**{name: value.long() if "mask" in name else value for name, value in inputs.items()}, **settings)
+
+
+def logits_of(output: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Return the logits in an output of transformers, of which losses are computed: not those of routers."""
+    return tuple(value for name, value in output.items() if "logits" in name and name != "router_logits")
+
+
+def balance_term(model: Any, inputs: Mapping[str, Tensor], output: Mapping[str, Any]) -> Tensor:
+    """Return the term that transformers' forward adds to the loss for balanced experts; 0 if the config disables it.
+
+    It is computed from the router logits in float64, because transformers computes the shares of experts in float32.
+    """
+    if output.get("aux_loss") is None:
+        return torch.zeros(())
+    rows = torch.stack([each.softmax(-1) for each in output["router_logits"]])
+    mask = next((value for name, value in inputs.items() if "mask" in name), torch.ones(rows.shape[1]))
+    chosen = rows.topk(model.num_experts_per_tok, -1).indices
+    choices = functional.one_hot(chosen, model.num_experts).sum(2).to(rows.dtype)
+    counted = mask.flatten() != 0
+    loss = model.num_experts * (choices[:, counted].mean((0, 1)) * rows[:, counted].mean((0, 1))).sum()
+    torch.testing.assert_close(loss, output["aux_loss"], rtol=1e-5, atol=0, check_dtype=False)
+    result: Tensor = model.router_aux_loss_coef * loss
+    return result
 
 
 @contextmanager
@@ -223,6 +247,8 @@ def by_policy(
         for source, part in zip(sources, torch.split(full, lengths), strict=True):
             gradients[source.name] = part.t() if source.transposed else part
     first, *others = output if isinstance(output, tuple) else (output,)
+    if model.balance is not None:
+        others.pop()  # the routers' sums are compared through the loss
     whole = _whole_logits(model, groups, first.detach(), given) if model.skeleton.head else first.detach()
     return Result((whole, *(each.detach() for each in others)), loss.detach(), gradients)
 

@@ -32,6 +32,7 @@ from dslpar.models.pretrained import Folder, PretrainedWeights
 from dslpar.policies import attention, probe, tables
 from dslpar.policies import replacement_modules as modules
 from dslpar.policies.apply import Setting, apply, make_whole
+from dslpar.policies.balance_loss import SETTING, BalancedLoss, balance_of
 from dslpar.policies.chain import Chain
 from dslpar.policies.config import check_settings, check_table, config_of, lists_of_blocks, proven_policy
 from dslpar.policies.constructed import fill_buffers
@@ -88,6 +89,10 @@ class HuggingFaceModel(LayeredModel):
         with torch.device("meta"):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
         self.config = self.model.config
+        if getattr(self.config, SETTING, False):
+            # dslpar computes the load-balancing loss, and transformers' forward around the blocks must not.
+            self.config = copy.copy(self.config)
+            setattr(self.model.config, SETTING, False)
         prefix, stored = self.model.base_model_prefix, Saved(self.model).stored
         self.folder = None if pretrained is None else Folder(pretrained, prefix, stored)
         with as_findings(f"{cls.__name__}: deriving a policy"):
@@ -95,9 +100,10 @@ class HuggingFaceModel(LayeredModel):
         self.policy = replace(self.policy, blocks=lists_of_blocks(self.model, self.policy.blocks))
         check_settings(cls.__name__, self.config, self.policy)
         check_table(self.model, self.policy)
+        self.balance = balance_of(self.model, self.config, self.policy)
         with as_findings(f"{cls.__name__}: its forward without its blocks"):
             self.skeleton = Skeleton(self.model, self.policy)
-            self.chain = Chain(self.skeleton)
+            self.chain = Chain(self.skeleton, self.balance)
         given = as_lora(lora)
         is_tied = self.skeleton.is_tied
         self.adapters = None if given is None else Adapters(given, self.model, self.policy, is_tied=is_tied)
@@ -179,28 +185,52 @@ class HuggingFaceModel(LayeredModel):
         skeleton = self.skeleton
         if not skeleton.head or skeleton.outline.outputs or self.policy.loss or self.policy.inputs != DECODER_INPUTS:
             return None
-        return VocabularyHead(skeleton.head, self.vocab_size)
+        return VocabularyHead(skeleton.head, self.vocab_size, self._with_balance)
 
     def loss(self, groups: Groups) -> Loss:
         """Return the loss: cross-entropy averaged over labels that are not ignored, or a loss that the policy names.
 
         Logits over a vocabulary [batch, sequence, V] are sharded, as ranks store them. Other logits, [batch, classes]
         or [batch, sequence, classes], are full. A model with two outputs has two label tensors, and its loss is the sum
-        of two cross-entropies.
+        of two cross-entropies. The load-balancing loss of a mixture is added, if the config enables it.
         """
         outputs = self.skeleton.outline.outputs
         if self.policy.loss:
             return OwnLoss(self.model, self.policy.loss, outputs)
         of_first: Loss = partial(vocabulary_loss, groups, self.vocab_size) if self.skeleton.head else whole_loss
-        return ModelLoss(of_first, len(outputs) + bool(self.skeleton.head))
+        return self._with_balance(groups, ModelLoss(of_first, len(outputs) + bool(self.skeleton.head)))
+
+    def _with_balance(self, groups: Groups, loss: Loss) -> Loss:
+        """Return a loss of the model's logits, with the load-balancing loss added if the config enables it."""
+        return loss if self.balance is None else BalancedLoss(self.balance, groups, loss)
+
+    @property
+    def takes_statistics(self) -> bool:  # type: ignore[override]
+        """Whether the loss includes the load-balancing loss."""
+        return self.balance is not None
+
+    def for_inference(self) -> HuggingFaceModel:
+        """Return the model without the load-balancing loss, whose output is the logits alone."""
+        if self.balance is None:
+            return self
+        model = copy.copy(self)
+        model.balance, model.chain = None, Chain(self.skeleton)
+        return model
 
     def whole_output(self, groups: Groups, output: Any) -> Any:
-        """Return the full logits on every rank, under transformers' names."""
+        """Return the full logits on every rank, under transformers' names.
+
+        If the config enables the load-balancing loss, `aux_loss` is this data rank's share of it, without its
+        coefficient; the mean of the shares is the loss. All data ranks must then call it together.
+        """
         first, *others = output if isinstance(output, tuple) else (output,)
+        beside: dict[str, Any] = {}
+        if self.balance is not None:
+            beside["aux_loss"] = self.balance.loss(groups, others.pop())
         if self.skeleton.head:
             first = from_inner(groups, first)[..., : self.vocab_size]
         names = [*([self.skeleton.outline.head_output] if self.skeleton.head else []), *self.skeleton.outline.outputs]
-        return ModelOutput(zip(names, (first, *others), strict=True))  # type: ignore[no-untyped-call]
+        return ModelOutput({**dict(zip(names, (first, *others), strict=True)), **beside})  # type: ignore[no-untyped-call]
 
     def _check_mode(self, groups: Groups) -> None:
         """Raise DslparError if the model does not support the tensor mode."""
@@ -246,10 +276,13 @@ class HuggingFaceModel(LayeredModel):
     def _block(self, cut: Setting, name: str) -> nn.Module:
         part = copy.deepcopy(self.model.get_submodule(name))
         self._fill_buffers(part, name)
+        routers = self.balance.routers(part) if self.balance else []
         if self.policy.regions:
             part = apply(part, name, cut)
         else:
             make_whole(cut.groups, part, name)
+        if self.balance:
+            self.balance.watch(part, routers, cut.groups)
         return self._with_init(part)
 
     def _piece(self, setting: Setting, piece: Piece) -> nn.Module:

@@ -104,8 +104,8 @@ class Policy:
         return self.returns[pattern] if pattern else ()
 
 
-WITHOUT_AUXILIARY_LOSS: Mapping[str, object] = {"output_router_logits": False, "router_jitter_noise": 0.0}
-"""Settings that policies for mixtures of experts require: no load-balancing loss, and no noise on router inputs."""
+WITHOUT_ROUTER_NOISE: Mapping[str, object] = {"router_jitter_noise": 0.0}
+"""Setting that policies for mixtures of experts require: no noise on router inputs."""
 
 
 def as_policy(value: object, known: Mapping[str, Policy]) -> Policy:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dslpar.schema.policy import WITHOUT_AUXILIARY_LOSS, Policy
+from dslpar.schema.policy import WITHOUT_ROUTER_NOISE, Policy
 
 GPT2 = Policy(
     blocks=("transformer.h",),
@@ -50,7 +50,7 @@ QWEN2_MOE = Policy(
     ),
     experts=("model.layers.*.mlp.experts",),
     routers=("model.layers.*.mlp.gate", "model.layers.*.mlp.shared_expert_gate"),
-    requires=WITHOUT_AUXILIARY_LOSS,
+    requires=WITHOUT_ROUTER_NOISE,
 )
 
 
