@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,13 +22,15 @@ from torch.utils.checkpoint import checkpoint
 class Step(NamedTuple):
     """One layer of a forward, as a function of its input."""
 
-    apply: Callable[[Tensor], Tensor]
+    apply: Callable[[Any], Any]
     recomputable: bool = False
     """Whether the layer may run again in the backward."""
 
 
-def run_layers(steps: Sequence[Step], x: Tensor, interval: int, offload: bool = False) -> Tensor:
+def run_layers(steps: Sequence[Step], x: Any, interval: int, offload: bool = False) -> Any:
     """Return the last layer's output. A group has up to `interval` layers; 0: everything is stored.
+
+    `x` and the outputs of layers are tensors, or tuples of several tensors.
 
     With `offload`, the stored inputs of recomputed groups stay in host memory until the backward.
     """
@@ -38,8 +40,9 @@ def run_layers(steps: Sequence[Step], x: Tensor, interval: int, offload: bool = 
             continue
         # checkpoint discards what the group saves inside, so only the group's input is stored, and goes to the host.
         with save_on_cpu(pin_memory=torch.cuda.is_available()) if offload else nullcontext():
-            # torch's reentrant kind gives a group no gradients if its input needs none, as with ids.
-            x = checkpoint(_apply, group, x, use_reentrant=False)
+            # torch's reentrant kind gives a group no gradients if its input needs none, as with ids. torch saves only
+            # tensors that are arguments themselves, and would keep those in a tuple on the device.
+            x = checkpoint(_apply_to, group, *(x if isinstance(x, tuple) else (x,)), use_reentrant=False)
     return x
 
 
@@ -56,7 +59,11 @@ def recompute_groups(steps: Sequence[Step], interval: int) -> Iterator[tuple[boo
         yield from ((recomputed, run[begin : begin + size]) for begin in range(0, len(run), size))
 
 
-def _apply(group: Sequence[Step], x: Tensor) -> Tensor:
+def _apply_to(group: Sequence[Step], *values: Tensor) -> Any:
+    return _apply(group, values if len(values) > 1 else values[0])
+
+
+def _apply(group: Sequence[Step], x: Any) -> Any:
     for step in group:
         x = step.apply(x)
     return x

@@ -65,6 +65,26 @@ def test_without_gradients_nothing_is_stored_for_a_second_run() -> None:
     assert calls == ["run"] * 3
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_all_stored_inputs_are_offloaded(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers may pass on several tensors, such as the residual and the sums of routers."""
+    moved: list[int] = []
+
+    def hooks(**_: object) -> Any:
+        return torch.autograd.graph.saved_tensors_hooks(lambda x: (moved.append(x.numel()), x)[1], lambda x: x)
+
+    monkeypatch.setattr("dslpar.models.recompute.save_on_cpu", hooks)
+    given = tuple(torch.ones(length, requires_grad=True) for length in range(5, 5 + number))
+    x = run_layers([Step(_times_two, True)] * 2, given if number > 1 else given[0], 1, offload=True)
+    assert sorted(each for each in moved if each >= 5) == sorted(2 * [len(each) for each in given])
+    sum(each.sum() for each in (x if number > 1 else [x])).backward()  # type: ignore[union-attr]
+    assert all(each.grad is not None and each.grad.eq(4).all() for each in given)
+
+
+def _times_two(x: Any) -> Any:
+    return tuple(each * 2 for each in x) if isinstance(x, tuple) else x * 2
+
+
 # ---- saved tensors, and repeated runs ----
 
 
