@@ -251,16 +251,30 @@ def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT116", "statistics-of-the-layout", "warning")
 def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
-    """The model has batch norms and batch.micro_size is not set: their statistics depend on the layout."""
-    if (
-        cx.source.given("batch.micro_size")
-        or "model.layers_cfg" in cx.reading.invalid
-        or not (norm := _batch_norm(cx.model.other))
-    ):
+    """Statistics of micro-batches, of batch norms or of a load-balancing loss, depend on the layout."""
+    model, given = cx.model.other, cx.source.given
+    if "model.layers_cfg" in cx.reading.invalid:
         return
-    micro = cx.layout.batch.micro_size
-    message = f"{norm} computes its statistics over a micro-batch, whose size ({micro} here) changes with the layout"
-    yield cx.problem("model", message, f"add micro_size={micro} to batch")
+    if not given("batch.micro_size") and (norm := _batch_norm(model)):
+        micro = cx.layout.batch.micro_size
+        message = (
+            f"{norm} computes its statistics over a micro-batch, whose size ({micro} here) changes with the layout"
+        )
+        yield cx.problem("model", message, f"add micro_size={micro} to batch")
+    follows = given("batch.global_size") and given("batch.micro_size") and not given("batch.accumulation")
+    if follows and _balances_experts(model):
+        count = cx.layout.batch.accumulation
+        message = (
+            "the load-balancing loss takes statistics of each micro-batch of all replicas, and their number"
+            f" (accumulation {count} here) changes with the layout"
+        )
+        yield cx.problem("batch.micro_size", message, f"replace micro_size by accumulation={count}")
+
+
+def _balances_experts(model: sections.OtherModel) -> bool:
+    """Return whether the config of a transformers model enables the load-balancing loss of its experts."""
+    config = model.transformers
+    return config is not None and bool(config.size("experts") and config.values.get("output_router_logits"))
 
 
 def _batch_norm(model: sections.OtherModel) -> str:

@@ -121,6 +121,19 @@ def test_batch_norms_and_no_micro_size(norm: str) -> None:
         assert "BAT116" not in [item.code for item in findings(written, world)]
 
 
+def test_a_load_balancing_loss_and_no_accumulation() -> None:
+    """Following the help satisfies lint; for another world it has another number."""
+    model = "model = dict(type='transformers.MixtralForCausalLM', config=dict(output_router_logits=True))\n"
+    text = model + "batch = dict(global_size=64, micro_size=4)\n"
+    for world, count in ((1, 16), (4, 4)):
+        (found,) = [item for item in findings(text, world) if item.code == "BAT116"]
+        assert (found.help, found.severity) == (f"replace micro_size by accumulation={count}", "warning")
+        written = text.replace("micro_size=4", f"accumulation={count}")
+        assert "BAT116" not in [item.code for item in findings(written, world)]
+    for fine in (text.replace("True", "False"), text.replace("global_size=64, ", "")):
+        assert "BAT116" not in [item.code for item in findings(fine, 4)]
+
+
 def test_norms_of_a_sample_do_not_see_micro_batches() -> None:
     text = "model = dict(type='Sequential', layers_cfg=[dict(type='InstanceNorm1d', num_features=4)])\n"
     assert "BAT116" not in [item.code for item in findings(text, 4)]

@@ -142,7 +142,6 @@ def test_initial_weights_are_transformers_own_and_of_no_layout() -> None:
         ("PersimmonForCausalLM", hf.SIZES, "no tensor plan"),
         ("BertForMaskedLM", {"tie_word_embeddings": False}, r"cls\.predictions: .*\nhelp: tie_word_embeddings=True"),
         ("RobertaForMaskedLM", {"tie_word_embeddings": False}, r"lm_head: .*\nhelp: tie_word_embeddings=True"),
-        ("MixtralForCausalLM", hf.SIZES | {"output_router_logits": True}, r"output_router_logits=True: its policy"),
         ("MixtralForCausalLM", hf.SIZES | {"router_jitter_noise": 0.1}, r"router_jitter_noise=0\.1: its policy"),
     ],
 )
