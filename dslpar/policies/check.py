@@ -48,6 +48,15 @@ _SMALL: Mapping[str, float] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 10,
     "word_embed_proj_dim": 32,
     "vocab_size": 70,
     "max_position_embeddings": 32,
@@ -58,6 +67,8 @@ _SMALL: Mapping[str, float] = {
     "initializer_range": 0.2,
 }
 """Values to which a config is shrunk. A vocabulary of 70 rows must be padded in every mode."""
+_AT_MOST = ("first_k_dense_replace", "n_group", "topk_group")
+"""Numbers that are kept if they are smaller."""
 
 
 class Row(NamedTuple):
@@ -79,8 +90,10 @@ def shrunk(config: Any, changes: Mapping[str, Any] | None = None) -> Any:
     small = copy.deepcopy(config)
     for name, value in _SMALL.items():
         own = getattr(config, "attribute_map", {}).get(name, name)
-        if getattr(config, own, None) is not None:
-            setattr(small, own, value)
+        if (full := getattr(config, own, None)) is not None:
+            setattr(small, own, min(full, value) if name in _AT_MOST else value)
+    if hasattr(config, "kv_lora_rank"):  # latent attention: each head has a key, of which rotary rotates head_dim
+        small.num_key_value_heads, small.head_dim = small.num_attention_heads, small.qk_rope_head_dim
     for name, value in (changes or {}).items():
         setattr(small, name, value)
     for name, value in vars(small).items():

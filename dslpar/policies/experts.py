@@ -35,6 +35,7 @@ weights are gathered for each use, since its features are sharded but each rank 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,8 +54,6 @@ from dslpar.layers.placement import Placement
 from dslpar.layers.token_exchange import TokenExchange
 from dslpar.policies.errors import NEEDS_OWN_CODE
 from dslpar.policies.replacement_modules import Source, call_with
-
-_PROJECTIONS = ("gate_up_proj", "down_proj")
 
 
 def gather_tokens(groups: Groups, x: Tensor) -> Tensor:
@@ -109,8 +108,8 @@ def surround(mixture: nn.Module, groups: Groups) -> None:
     def gather(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return gather_tokens(groups, args[0]), *args[1:]
 
-    def reduce(_: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-        return reduce_tokens(groups, y)
+    def reduce(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return _with_first(output, lambda y: reduce_tokens(groups, y))
 
     mixture.register_forward_pre_hook(gather)
     mixture.register_forward_hook(reduce)
@@ -124,27 +123,36 @@ def _surround_with_split(mixture: nn.Module, groups: Groups) -> None:
         shapes.append(args[0].shape)
         return split.take(args[0]).unsqueeze(0), *args[1:]
 
-    def give_back(_: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-        return split.give_back(y.squeeze(0), shapes.pop())
+    def give_back(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return _with_first(output, lambda y: split.give_back(y.squeeze(0), shapes.pop()))
 
     mixture.register_forward_pre_hook(take)
     mixture.register_forward_hook(give_back)
 
 
+def _with_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a mixture's output with its first tensor changed.
+
+    Other outputs (GPT-OSS's router scores) are of other tokens than the rank's residual: code that reads them must fail.
+    """
+    if not isinstance(output, tuple):
+        return change(output)
+    first, *others = output
+    return (change(first), *[None] * len(others))
+
+
 class Experts(Layer):
-    """This rank's share of a mixture's experts, in transformers' three-dimensional parameters.
+    """This rank's share of a mixture's experts, in transformers' parameters, whose first dim is the expert.
 
     Raises:
-        DslparError: the parameters are not those of gated experts, [E, 2 F, H] and [E, H, F].
+        DslparError: the module does not run through transformers' interface, or has parameters of another kind.
     """
 
     def __init__(self, groups: Groups, module: nn.Module, name: str) -> None:
         super().__init__(groups)
         own: Any = module
+        _refuse_unless_of_the_interface(own, name)
         shapes = {each: tuple(p.shape) for each, p in module.named_parameters()}
-        if set(shapes) != set(_PROJECTIONS) or not all(len(shape) == 3 for shape in shapes.values()):
-            message = f"{name} of {type(module).__name__} holds {shapes}, not the weights of gated experts"
-            raise_finding("TEN234", message, NEEDS_OWN_CODE, key="model.type")
         axes = sharing_axes(groups)
         self.exchange: TokenExchange | None = None
         num_experts = own.num_experts
@@ -172,8 +180,12 @@ class Experts(Layer):
         here = (top_k_index >= self.first) & (top_k_index < self.first + self.share_of_experts)
         if not bool(here.any()):
             return x.new_zeros(x.shape) + self._zero_of(x, top_k_weights)
-        index = (top_k_index - self.first).masked_fill(~here, self.share_of_experts)
-        return self._run(x, index, top_k_weights.masked_fill(~here, 0))
+        index = top_k_index - self.first
+        if self._config(x)._experts_implementation == "eager":
+            token, choice = here.nonzero(as_tuple=True)
+            rows = self._run(x[token], index[token, choice, None], top_k_weights[token, choice, None])
+            return x.new_zeros(x.shape).index_add(0, token, rows)
+        return self._run(x, index.masked_fill(~here, self.share_of_experts), top_k_weights.masked_fill(~here, 0))
 
     def _run_rows(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Map rows [m, H], sorted by expert of this rank, to their outputs [m, H]."""
@@ -186,13 +198,34 @@ class Experts(Layer):
         """Return 0, computed from all inputs and weights, so that a rank without tokens has zero gradients for them."""
         return torch.stack([each[:0].sum() for each in (*inputs, *self.parameters())]).sum()
 
-    def _run(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def _config(self, x: Tensor) -> Any:
+        """Return the config for inputs of x's dtype: transformers' fused products do not support float64."""
         own = self.module[0]
         if x.dtype is torch.float64 and own.config._experts_implementation != "eager":
             own.config = copy.copy(own.config)
-            own.config._experts_implementation = "eager"  # the fused products do not support float64
-        y: Tensor = call_with(own, dict(self.named_parameters()), x, index, weights)
+            own.config._experts_implementation = "eager"
+        return own.config
+
+    def _run(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        self._config(x)
+        y: Tensor = call_with(self.module[0], dict(self.named_parameters()), x, index, weights)
         return y
+
+
+def _refuse_unless_of_the_interface(module: Any, name: str) -> None:
+    """Raise DslparError for experts that may compute another function than transformers' interface of experts does.
+
+    Its functions multiply an expert's output by the token's weight, so the sender of a token can do it as well.
+    """
+    of = f"{name} of {type(module).__name__}"
+    shapes = {each: tuple(p.shape) for each, p in module.named_parameters()}
+    message = ""
+    if not hasattr(module, "_is_expert_parallel"):
+        message = f"{of} does not run its experts through transformers' interface (`use_experts_implementation`)"
+    elif others := {each: shape for each, shape in shapes.items() if shape[:1] != (module.num_experts,)}:
+        message = f"{of}: the first dim of {others} is not the number of experts, {module.num_experts}"
+    if message:
+        raise_finding("TEN234", message, NEEDS_OWN_CODE, key="model.type")
 
 
 class SharedExpertLinear(Layer):

@@ -52,6 +52,15 @@ QWEN2_MOE = Policy(
     routers=("model.layers.*.mlp.gate", "model.layers.*.mlp.shared_expert_gate"),
     requires=WITHOUT_ROUTER_NOISE,
 )
+GPT_OSS = Policy(
+    blocks=("model.layers",),
+    regions={"model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")},
+    outward=("model.layers.*.self_attn.o_proj",),
+    head_vectors=("model.layers.*.self_attn.sinks",),
+    experts=("model.layers.*.mlp.experts",),
+    routers=("model.layers.*.mlp.router",),
+    requires=WITHOUT_AUXILIARY_LOSS,
+)
 
 
 def _bert(base: str) -> Policy:
@@ -165,6 +174,7 @@ DERIVED = frozenset(
 POLICIES: Mapping[str, Policy] = {
     "BloomForCausalLM": BLOOM,
     "GPT2LMHeadModel": GPT2,
+    "GptOssForCausalLM": GPT_OSS,
     "OPTForCausalLM": OPT,
     "Qwen2MoeForCausalLM": QWEN2_MOE,
     **{f"BertFor{head}": _bert("bert") for head in _BERT_HEADS},
