@@ -38,6 +38,7 @@ TARGET = ROOT / "dslpar" / "schema" / "data" / "transformers.json"
 MORE = ("ViTMAEForPreTraining",)
 """Models in addition to those with a policy, and the causal language models that transformers lists."""
 LEFT_OUT = {
+    "BailingHybridForCausalLM": "its layers of linear attention differ from the others",
     "DogeForCausalLM": "the square of the number of its experts is a size",
     "StableLmForCausalLM": "it has a norm a head, which looks like a size",
     "XLNetLMHeadModel": "its size of heads follows from others, and is refused where it does not",
@@ -52,6 +53,12 @@ SIZES: Mapping[str, int] = {
     "expert_ffn": 577,
     "shared_ffn": 4513,
     "experts": 13,
+    "shared_experts": 19,
+    "q_latent": 389,
+    "kv_latent": 271,
+    "rotary_dim": 62,
+    "plain_dim": 106,
+    "value_dim": 146,
     "vocab": 5003,
     "positions": 6007,
     "image": 11 * 29,
@@ -60,6 +67,8 @@ SIZES: Mapping[str, int] = {
 }
 """Sizes to try: no two of them are equal, nor small multiples or sums that a weight may have."""
 NUM_LAYERS, NUM_LABELS = 3, 23
+DENSE = "first_k_dense_replace"
+"""Field with the number of blocks, from the first on, that have an MLP instead of experts."""
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 TO_BUILD: Mapping[str, Mapping[str, Any]] = {
     "CohereCompassForCausalLM": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
@@ -224,6 +233,8 @@ class Probe:
         """Build it on the meta device."""
         given = {self.own[size]: value for size, value in self.sizes.items() if size in self.own}
         given |= dict.fromkeys(self._counts(), NUM_LAYERS)
+        if DENSE in self.fields:
+            given[DENSE] = 1
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             if name in self.fields:
                 given[name] = 1
@@ -292,7 +303,7 @@ class Probe:
                 raise NotUnderstoodError(f"blocks of {name} differ")
             parts[name] = blocks[1]
             if more := _minus(blocks[0], blocks[1]):
-                parts[f"{name}.0"] = more
+                parts[f"{name}.dense" if DENSE in self.fields else f"{name}.0"] = more
         return parts
 
     # ---- dims ----
@@ -313,6 +324,14 @@ class Probe:
         if "kv_heads" in self.own:
             sizes["kv"] = self.sizes["kv_heads"] * self.sizes["head_dim"]
             yield sizes["q"] + 2 * sizes["kv"], Counter({"q": 1, "kv": 2})
+        if "kv_latent" in sizes and "q_latent" in sizes:  # latent attention
+            heads, rotary, plain, value = (self.sizes[each] for each in ("heads", "rotary_dim", "plain_dim", "value_dim"))
+            yield sizes["kv_latent"] + rotary, Counter({"kv_latent": 1, "rotary_dim": 1})
+            yield heads * (plain + rotary), Counter({"heads*plain_dim": 1, "heads*rotary_dim": 1})
+            yield heads * (plain + value), Counter({"heads*plain_dim": 1, "heads*value_dim": 1})
+            yield heads * value, Counter({"heads*value_dim": 1})
+        if "shared_experts" in sizes and "expert_ffn" in sizes:
+            yield sizes["shared_experts"] * sizes["expert_ffn"], Counter({"expert_ffn*shared_experts": 1})
         if "positions" in sizes:  # the tables of OPT and RoBERTa have two more rows
             yield sizes["positions"] + 2, Counter({"positions": 1, "": 2})
         for size in sorted(sizes, key="hidden".__eq__):  # a size that equals q is called hidden
@@ -334,6 +353,7 @@ class Probe:
 
 
 def _factors(names: tuple[str, ...]) -> str:
+    names = tuple(sorted(part for name in names for part in name.split("*")))
     for whole, parts in (("q", ("head_dim", "heads")), ("kv", ("head_dim", "kv_heads"))):
         if all(part in names for part in parts):
             names = tuple(sorted([*(name for name in names if name not in parts), whole]))

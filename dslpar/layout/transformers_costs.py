@@ -38,7 +38,6 @@ T = TypeVar("T")
 _NOT_EVEN = (
     "mlp_only_layers",
     "decoder_sparse_step",
-    "first_k_dense_replace",
     "moe_layer_freq",
     "moe_layer_start_index",
     "num_dense_layers",
@@ -114,7 +113,8 @@ def _known(config: TransformersConfig | None, count: Callable[[_Counted], T]) ->
 class _Counted:
     """Counts of one model by part: "table", "front", "back", "head", or the name of a list of blocks.
 
-    The part "LIST.0" has the additional terms of the first block of LIST.
+    The part "LIST.0" has the additional terms of the first block of LIST, and "LIST.dense" those of each block with an MLP
+    instead of experts (`TransformersConfig.num_dense`).
     """
 
     def __init__(self, config: TransformersConfig) -> None:
@@ -131,6 +131,8 @@ class _Counted:
         for name, counted_by in self.config.row["blocks"].items():
             each = [count(name)] * self.config.values[counted_by]
             each[0] += count(f"{name}.0")
+            for number in range(min(self.config.num_dense, len(each))):
+                each[number] += count(f"{name}.dense")
             found += each
         return found
 
@@ -144,12 +146,19 @@ class _Counted:
         for times, names in self._terms(part):
             if "experts" in names and len(names) > 2:  # otherwise it is the router, which every token uses
                 names = tuple("active_experts" if name == "experts" else name for name in names)
+            elif "experts" in names:  # and GPT-OSS's biases, of experts' features or, beside the router, of the residual
+                times = min(times, 1) if "hidden" in names else 0
             found += times * self._product(names) if len(names) > 1 else 0
         return found
 
     def scores(self, part: str, seq_len: int) -> int:
         """Return the multiplications per token of attention: query with keys, and attention weights with values."""
-        return 0 if part.endswith(".0") else 2 * seq_len * self._size("q")
+        if part.endswith((".0", ".dense")):
+            return 0
+        if self.config.size("kv_latent") is not None:  # keys and values have different sizes
+            of_head = sum(map(self._size, ("plain_dim", "rotary_dim", "value_dim")))
+            return seq_len * self._size("heads") * of_head
+        return 2 * seq_len * self._size("q")
 
     def first(self) -> int:
         """Return the number of multiplied weights before the blocks: patch embeddings, but not embedding tables."""

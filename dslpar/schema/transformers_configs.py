@@ -34,7 +34,13 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "expert_ffn": ("moe_intermediate_size",),
     "shared_ffn": ("shared_expert_intermediate_size",),
+    "shared_experts": ("n_shared_experts",),
     "active_experts": ("num_experts_per_tok", "num_experts_per_token"),
+    "q_latent": ("q_lora_rank",),
+    "kv_latent": ("kv_lora_rank",),
+    "rotary_dim": ("qk_rope_head_dim",),
+    "plain_dim": ("qk_nope_head_dim",),
+    "value_dim": ("v_head_dim",),
     "vocab": ("vocab_size",),
     "positions": ("max_position_embeddings", "n_positions"),
     "image": ("image_size",),
@@ -129,6 +135,11 @@ class TransformersConfig:
         """Tokens of the longest sample; None if unknown."""
         positions = self.size("positions")
         return None if positions is None else positions - self.unused_positions
+
+    @property
+    def num_dense(self) -> int:
+        """Number of blocks with an MLP instead of experts, which come before all others, as in DeepSeek-V3."""
+        return self.number("first_k_dense_replace") or 0
 
     @property
     def num_layers(self) -> int | None:

@@ -30,6 +30,12 @@ SIZES = {
     "experts": 6,
     "expert_ffn": 20,
     "shared_ffn": 28,
+    "shared_experts": 2,
+    "q_latent": 26,
+    "kv_latent": 22,
+    "rotary_dim": 6,
+    "plain_dim": 14,
+    "value_dim": 18,
     "active_experts": 2,
     "vocab": 99,
     "positions": 40,
@@ -59,6 +65,9 @@ def configs(name: str) -> Iterator[dict[str, Any]]:
     # some configs' defaults would exceed the small vocabulary
     given |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 1)
     yield given
+    if "first_k_dense_replace" in defaults:
+        yield given | {"first_k_dense_replace": 0}
+        yield given | {"first_k_dense_replace": 2}
     for switch in row.get("switches", {}):
         yield given | {switch: not defaults[switch] if isinstance(defaults[switch], bool) else GATED}
     for size in ("kv_heads", "head_dim", "ffn"):
