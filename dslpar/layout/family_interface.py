@@ -61,7 +61,9 @@ def splits_sequences(model: Model | OtherModel) -> bool:
     from dslpar.schema.transformers_policies import POLICIES  # reads a table
 
     policy = POLICIES.get(config.model)
-    return not any(transformers_sizes.beyond_masks(config.values)) and not (policy and policy.own_attention)
+    if policy and (policy.own_attention or policy.head_vectors):
+        return False
+    return not any(transformers_sizes.beyond_masks(config.values))
 
 
 def conditions(model: Model | OtherModel, cuboid: TensorMesh, seq_len: int = 0, micro_size: int = 0) -> list[Condition]:

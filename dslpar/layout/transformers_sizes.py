@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dslpar.core.mesh import TensorMesh
+from dslpar.core.mesh import TENSOR_AXES, TensorMesh
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Condition
 from dslpar.schema.sections import OtherModel
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DECODER", "OtherModel", "Size", "beyond_masks", "conditions", "inner_features", "sizes_of"]
 
-_ROLES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "shared_ffn", "experts")
+_ROLES = (
+    *("hidden", "heads", "kv_heads", "head_dim", "ffn", "shared_ffn", "experts", "expert_ffn", "shared_experts"),
+    *("q_latent", "kv_latent", "rotary_dim", "plain_dim", "value_dim"),
+)
 _LARGEST = 2**31  # no size, and no product of two sizes, is as large
 DECODER = ("decoder_num_attention_heads", "decoder_hidden_size", "decoder_intermediate_size")
 """Config fields of a decoder whose sizes differ from the encoder's, as in ViTMAE."""
@@ -59,6 +62,8 @@ def conditions(config: TransformersConfig | None, cuboid: TensorMesh) -> Iterato
     for size, features in inner_features(sizes):
         for axes in divisors.inner_axes(cuboid):
             yield divisors.cut(size.key, features, cuboid, axes, "TEN131")
+    for size, features in _shared_features(sizes):
+        yield divisors.cut(size.key, features, cuboid, _axes_with_ranks(cuboid), "TEN131")
     if size := sizes.get("hidden"):
         for axes in divisors.residual_only_axes(cuboid):
             yield divisors.cut(size.key, size.value, cuboid, axes, "TEN131")
@@ -114,18 +119,53 @@ def _of_decoder(config: TransformersConfig, cuboid: TensorMesh) -> Iterator[Cond
 
 def _has_dense_blocks(config: TransformersConfig) -> bool:
     """Return whether some blocks have an MLP instead of experts."""
-    return bool(config.values.get("mlp_only_layers")) or (config.number("decoder_sparse_step") or 1) > 1
+    is_sparse = not config.values.get("mlp_only_layers") and (config.number("decoder_sparse_step") or 1) == 1
+    return not is_sparse or config.num_dense > 0
+
+
+def _axes_with_ranks(cuboid: TensorMesh) -> tuple[str, ...]:
+    """Return the axes of the tensor group that have several ranks."""
+    return tuple(axis for axis in TENSOR_AXES if getattr(cuboid, axis) > 1)
+
+
+def _shared_features(sizes: Mapping[str, Size]) -> Iterator[tuple[Size, int]]:
+    """Yield the size that determines the features of a shared expert, with their number.
+
+    They are sharded over the whole tensor group.
+    """
+    if size := sizes.get("shared_ffn"):
+        yield size, size.value
+    elif (size := sizes.get("expert_ffn")) and (number := sizes.get("shared_experts")):
+        yield size, number.value * size.value
 
 
 def inner_features(sizes: Mapping[str, Size]) -> Iterator[tuple[Size, int]]:
     """Yield each size that determines a number of inner features, with that number."""
-    for size in filter(None, (sizes.get("ffn"), sizes.get("shared_ffn"))):
+    if size := sizes.get("ffn"):
         yield size, size.value
+    if sizes.get("kv_latent"):
+        yield from _latent_features(sizes)
+        return
     heads, hidden, head_dim = (sizes.get(name) for name in ("heads", "hidden", "head_dim"))
     if heads and (head_dim or hidden):
         width = head_dim.value if head_dim else hidden.value // heads.value  # type: ignore[union-attr]
         for size in filter(None, (heads, sizes.get("kv_heads"))):
             yield size, size.value * width
+
+
+def _latent_features(sizes: Mapping[str, Size]) -> Iterator[tuple[Size, int]]:
+    """Yield the same for latent attention: both latents, and the heads' values (or queries, if they have no latent)."""
+    heads, query, latent, rotary, plain, value = (
+        sizes.get(name) for name in ("heads", "q_latent", "kv_latent", "rotary_dim", "plain_dim", "value_dim")
+    )
+    if query:
+        yield query, query.value
+    elif heads and plain and rotary:
+        yield heads, heads.value * (plain.value + rotary.value)
+    if latent and rotary:
+        yield latent, latent.value + rotary.value
+    if heads and value:
+        yield heads, heads.value * value.value
 
 
 def beyond_masks(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -188,6 +188,12 @@ _ROLES: Mapping[str, int] = {
     "experts": 6,
     "expert_ffn": 20,
     "shared_ffn": 28,
+    "shared_experts": 2,
+    "q_latent": 18,
+    "kv_latent": 14,
+    "rotary_dim": 6,
+    "plain_dim": 10,
+    "value_dim": 14,
     "vocab": 61,
     "image": 16,
     "patch": 4,
@@ -209,6 +215,8 @@ _FIELDS_OF_CONFIGS: Mapping[str, Any] = {
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 16,
     "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
     "type_vocab_size": 2,
 }
 """Initial small values of other fields, by their names in transformers' configs; a list has one value per stage."""
@@ -272,6 +280,9 @@ def _small_transformers(
         if config.size("head_dim") is None and isinstance(hidden, int) and isinstance(heads, int):
             # transformers' own condition, with a factor of 2, since rotary positions rotate pairs of a head's features.
             found.append(Condition(config.own_name("hidden"), hidden, 2 * heads, "2 * heads", "TEN131"))
+        experts, groups_of_experts = sizes.get(config.own_name("experts")), sizes.get("n_group")
+        if isinstance(experts, int) and isinstance(groups_of_experts, int):
+            found.append(Condition(config.own_name("experts"), experts, groups_of_experts, "n_group", "TEN131"))
         width = sizes.get("embed_dim")
         if isinstance(heads, list) and isinstance(width, int):  # heads have the same number of features in all stages
             found.append(Condition("embed_dim", width, 2 * heads[0], "2 * heads", "TEN131"))

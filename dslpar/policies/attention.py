@@ -64,6 +64,7 @@ _KNOWN = {
     *("output_attentions", "output_router_logits"),
 }
 """Arguments of attention that the mask already expresses, or that do not change the result."""
+_CALLED = {"s_aux": "sinks (s_aux=)"}
 _SPLIT = "attention over a split sequence"
 _KNOWN_OF_WHOLE = _KNOWN | _ANYWHERE
 
@@ -328,7 +329,7 @@ def _samples(groups: Groups, padding: Tensor) -> Tensor:
 def _refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any]) -> None:
     """Raise DslparError if the model's attention cannot be computed over a split sequence (ring, Ulysses)."""
     name = type(module).__name__
-    reasons = [f"{key}=" for key, value in kwargs.items() if key not in _KNOWN and value is not None]
+    reasons = [_CALLED.get(key, f"{key}=") for key, value in kwargs.items() if key not in _KNOWN and value is not None]
     if mask is not None and not (isinstance(mask, Recipe) and mask.pattern is not None):
         reasons.append("a mask of its own")
     if reasons:

@@ -38,7 +38,7 @@ def _model(cx: Context) -> TransformersModel:
 
 # Sizes ------------------------------------------------------------------------------------------------------------
 
-_OPTIONAL = ("experts", "expert_ffn", "shared_ffn", "active_experts", "decoder_layers")
+_OPTIONAL = ("experts", "expert_ffn", "shared_ffn", "shared_experts", "active_experts", "decoder_layers")
 """Sizes that may be 0, for a model without experts or without a decoder."""
 
 
@@ -142,10 +142,17 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
         if each.value == value:
             hint = f"{key}={' or '.join(map(str, multiples(each.value, each.by)))}"
             yield model.problem(roles[key], f"is not divisible by {each.why}", hint)
+        elif roles[key] in _WITH:
+            message = f"and {_WITH[roles[key]]} make {each.value} features, which are not divisible by {each.why}"
+            yield model.problem(roles[key], message, f"choose another {key}, or fewer tensor ranks")
         else:
             hint = "choose more features per head, or fewer tensor ranks"
             message = f"has {each.value} features, which are not divisible by {each.why}"
             yield model.problem(roles[key], message, hint)
+
+
+_WITH = {"expert_ffn": "n_shared_experts", "kv_latent": "qk_rope_head_dim"}
+"""Sizes of which, with another key, a number of features follows."""
 
 
 @rule("TEN132", "heads-of-transformers-do-not-fit")
@@ -188,7 +195,7 @@ def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN134", "attention-beyond-context-parallelism")
 def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
-    """Context parallelism does not support this model's attention: a soft cap, a bias, or scores of its own."""
+    """Context parallelism does not support this model's attention: a soft cap, a bias, sinks, or its own scores."""
     if cx.tensor.cuboid.context == 1:
         return
     model = _model(cx)
@@ -202,6 +209,9 @@ def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
     policy = POLICIES.get(model.name)
     if policy and policy.own_attention and "policy" not in model.args:
         message = f"{model.name} computes attention scores from whole sequences, but context parallelism splits them"
+        yield cx.problem("model.type", message, _WHOLE[cx.spec.parallel.context is None])
+    elif policy and policy.head_vectors and "policy" not in model.args:
+        message = f"{model.name} attends with sinks, but attention over split sequences supports only masks"
         yield cx.problem("model.type", message, _WHOLE[cx.spec.parallel.context is None])
 
 
