@@ -103,7 +103,11 @@ def plain(cls: Any, config: Any, attention: str = "sdpa") -> tuple[Any, dict[str
     with torch.no_grad():
         for p in model.parameters():  # otherwise gains would be ones and biases zeros
             p += 0.1 * torch.randn_like(p)
-    return model, {name: value.detach().clone() for name, value in model.state_dict().items()}
+        saved = model.state_dict()
+        for name, buffer in model.named_buffers():
+            if name in saved and buffer.is_floating_point():  # such as the bias of DeepSeek-V3's router, 0 at first
+                buffer += 0.1 * torch.randn_like(buffer)
+    return model, {name: value.detach().clone() for name, value in saved.items()}
 
 
 def build_plain(cls: Any, config: Any, attention: str = "sdpa", constants: torch.dtype = torch.float64) -> Any:
@@ -233,6 +237,9 @@ def by_policy(
         module = assemble(model.layers(groups), groups, seed=1).train()
         mark_owners(module, groups)
         load(module, weights.__getitem__, groups)
+        for name, buffer in module.named_buffers():
+            if name in weights:
+                buffer.copy_(weights[name])
         x: Any = inputs if len(inputs) > 1 else inputs[0]
         output: Any = module(x)
         loss = model.loss(groups)(output, labels if len(labels) > 1 else labels[0])  # type: ignore[arg-type]

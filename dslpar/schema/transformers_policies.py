@@ -52,6 +52,24 @@ QWEN2_MOE = Policy(
     routers=("model.layers.*.mlp.gate", "model.layers.*.mlp.shared_expert_gate"),
     requires=WITHOUT_ROUTER_NOISE,
 )
+GLM4_MOE = Policy(
+    blocks=("model.layers",),
+    regions={
+        "model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj"),
+        "model.layers.*.mlp": {"x": ("gate_proj", "up_proj")},
+        "model.layers.*.mlp.shared_experts": {"x": ("gate_proj", "up_proj")},
+    },
+    outward=(
+        "model.layers.*.self_attn.o_proj",
+        "model.layers.*.mlp.down_proj",
+        "model.layers.*.mlp.shared_experts.down_proj",
+    ),
+    experts=("model.layers.*.mlp.experts",),
+    routers=("model.layers.*.mlp.gate",),
+    per_head=("model.layers.*.self_attn.q_norm", "model.layers.*.self_attn.k_norm"),
+    requires=WITHOUT_AUXILIARY_LOSS,
+)
+"""transformers' plan lacks the norms of heads, which `use_qk_norm` adds."""
 GPT_OSS = Policy(
     blocks=("model.layers",),
     regions={"model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")},
@@ -174,6 +192,7 @@ DERIVED = frozenset(
 POLICIES: Mapping[str, Policy] = {
     "BloomForCausalLM": BLOOM,
     "GPT2LMHeadModel": GPT2,
+    "Glm4MoeForCausalLM": GLM4_MOE,
     "GptOssForCausalLM": GPT_OSS,
     "OPTForCausalLM": OPT,
     "Qwen2MoeForCausalLM": QWEN2_MOE,

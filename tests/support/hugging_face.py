@@ -128,6 +128,22 @@ _BLOOM = {
     "attention_dropout": 0.0,
 }
 _EXPERTS = SIZES | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_GROUPS = _EXPERTS | {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+}
+_LATENT = _GROUPS | {
+    "num_key_value_heads": 8,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 12,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 10,
+}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama", SIZES),
@@ -173,6 +189,10 @@ FAMILIES: dict[str, Family] = {
     "swin": Family("Swin", _SWIN, "ForImageClassification"),
     "swinv2": Family("Swinv2", _SWIN, "ForImageClassification", attention="eager"),
     "resnet": Family("ResNet", _RESNET, "ForImageClassification", attention="eager"),
+    "deepseek_v3": Family("DeepseekV3", _LATENT | {"norm_topk_prob": True}),
+    "deepseek_v2": Family("DeepseekV2", _LATENT | {"topk_method": "group_limited_greedy"}),
+    "glm4_moe": Family("Glm4Moe", _GROUPS | {"head_dim": 4, "attention_bias": True, "use_qk_norm": True}),
+    "gpt_oss": Family("GptOss", _EXPERTS | {"head_dim": 4, "sliding_window": 5, "swiglu_limit": 0.8}, attention="eager"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
@@ -35,8 +36,8 @@ NAMES = (
     *("ring-2-zigzag", "ring-2-1d-sequence-2", "hybrid-4"),
 )
 LAYOUTS = layouts.LAYOUTS | {"cuboid-2-1-2": mesh.TensorMesh(q=2, z=2, mode="cuboid")}
-NOT_PLAIN = {"gemma2", "t5", "t5, gated", "bloom"}
-"""Families whose attention has a soft cap, a bias, or its own code."""
+NOT_PLAIN = {"gemma2", "t5", "t5, gated", "bloom", "gpt_oss"}
+"""Families whose attention has a soft cap, a bias, sinks, or its own code."""
 IMAGES = {"vit", "vit_mae", "swin", "swinv2", "resnet"}
 ON_GRIDS = {"swin": "SwinFor", "swinv2": "Swinv2For"}
 """Families of images, which have no padding."""
@@ -48,7 +49,7 @@ def refusal(family: str, layout: str) -> str | None:
     coord = Mesh(tensor=tensor).coord(0)
     cut = {placement.piece(tensor, coord, cuts(tensor).sequence)[1] for cuts in CUTS}
     if tensor.context > 1 and family in NOT_PLAIN:
-        return "TEN235 .*(softcap=|position_bias|computes its scores itself)"
+        return "TEN235 .*(softcap=|position_bias|sinks|computes its scores itself)"
     if family in ON_GRIDS and cut != {1}:
         return f"TEN235 .*{ON_GRIDS[family]}ImageClassification arranges tokens on a grid, but mode .* splits sequences"
     if family == "resnet" and tensor.size > 1:
@@ -81,10 +82,11 @@ def plain(family: str, padded: bool) -> tuple[dict[str, torch.Tensor], hf_parity
     )
 
 
-def off(family: str, layout: str, padded: bool) -> dict[str, float]:
+def off(family: str, layout: str, padded: bool, *, exchanges_tokens: bool = False) -> dict[str, float]:
     """Return each tensor's error on the rank with the largest."""
     weights, given, reference = plain(family, padded)
     model, tensor = by_policy(family), LAYOUTS[layout] if layout else mesh.TensorMesh()
+    tensor = replace(tensor, exchanges_tokens=exchanges_tokens)
 
     def rank() -> dict[str, float]:
         return hf_parity.worst(hf_parity.by_policy(model, weights, tensor, given), reference)
@@ -133,6 +135,23 @@ def test_a_policy_does_not_change_the_maths(family: str, layout: str, padded: bo
         return
     found = off(family, layout, padded)
     assert len(found) > 20
+    assert {name: value for name, value in found.items() if not value <= CLOSE} == {}
+
+
+OF_EXPERTS = (
+    *("mixtral", "mixtral, 5 experts", "qwen3_moe", "qwen2_moe", "olmoe"),
+    *("deepseek_v3", "deepseek_v2", "glm4_moe", "gpt_oss"),
+)
+SENT = sampled(
+    (cell for cell in product(OF_EXPERTS, ("1d-2", "1d-sequence-4", "2d-4", "3d-8", "ring-2")) if not refusal(*cell)),
+    {("deepseek_v3", "2d-4"), ("gpt_oss", "1d-2"), ("qwen2_moe", "1d-sequence-4")},
+)
+
+
+@pytest.mark.parametrize(("family", "layout"), SENT)
+def test_tokens_that_are_sent_to_their_experts_do_not_change_the_maths(family: str, layout: str) -> None:
+    """As with `parallel.expert`, here over the ranks of one tensor group."""
+    found = off(family, layout, True, exchanges_tokens=True)
     assert {name: value for name, value in found.items() if not value <= CLOSE} == {}
 
 
