@@ -325,7 +325,9 @@ class Probe:
             sizes["kv"] = self.sizes["kv_heads"] * self.sizes["head_dim"]
             yield sizes["q"] + 2 * sizes["kv"], Counter({"q": 1, "kv": 2})
         if "kv_latent" in sizes and "q_latent" in sizes:  # latent attention
-            heads, rotary, plain, value = (self.sizes[each] for each in ("heads", "rotary_dim", "plain_dim", "value_dim"))
+            heads, rotary, plain, value = (
+                self.sizes[each] for each in ("heads", "rotary_dim", "plain_dim", "value_dim")
+            )
             yield sizes["kv_latent"] + rotary, Counter({"kv_latent": 1, "rotary_dim": 1})
             yield heads * (plain + rotary), Counter({"heads*plain_dim": 1, "heads*rotary_dim": 1})
             yield heads * (plain + value), Counter({"heads*plain_dim": 1, "heads*value_dim": 1})

@@ -113,8 +113,8 @@ def _known(config: TransformersConfig | None, count: Callable[[_Counted], T]) ->
 class _Counted:
     """Counts of one model by part: "table", "front", "back", "head", or the name of a list of blocks.
 
-    The part "LIST.0" has the additional terms of the first block of LIST, and "LIST.dense" those of each block with an MLP
-    instead of experts (`TransformersConfig.num_dense`).
+    The part "LIST.0" has the additional terms of the first block of LIST, and "LIST.dense" those of each block with an
+    MLP instead of experts (`TransformersConfig.num_dense`).
     """
 
     def __init__(self, config: TransformersConfig) -> None:
@@ -146,7 +146,9 @@ class _Counted:
         for times, names in self._terms(part):
             if "experts" in names and len(names) > 2:  # otherwise it is the router, which every token uses
                 names = tuple("active_experts" if name == "experts" else name for name in names)
-            elif "experts" in names:  # and GPT-OSS's biases, of experts' features or, beside the router, of the residual
+            elif (
+                "experts" in names
+            ):  # and GPT-OSS's biases, of experts' features or, beside the router, of the residual
                 times = min(times, 1) if "hidden" in names else 0
             found += times * self._product(names) if len(names) > 1 else 0
         return found

@@ -69,6 +69,8 @@ _SMALL: Mapping[str, float] = {
 """Values to which a config is shrunk. A vocabulary of 70 rows must be padded in every mode."""
 _AT_MOST = ("first_k_dense_replace", "n_group", "topk_group")
 """Numbers that are kept if they are smaller."""
+_NEEDED = ("num_experts_per_tok",)
+"""Numbers that a class may leave open (DeepSeek-V2), but without which it does not run."""
 
 
 class Row(NamedTuple):
@@ -90,7 +92,8 @@ def shrunk(config: Any, changes: Mapping[str, Any] | None = None) -> Any:
     small = copy.deepcopy(config)
     for name, value in _SMALL.items():
         own = getattr(config, "attribute_map", {}).get(name, name)
-        if (full := getattr(config, own, None)) is not None:
+        full = getattr(config, own, None)
+        if full is not None or (name in _NEEDED and hasattr(config, own)):
             setattr(small, own, min(full, value) if name in _AT_MOST else value)
     if hasattr(config, "kv_lora_rank"):  # latent attention: each head has a key, of which rotary rotates head_dim
         small.num_key_value_heads, small.head_dim = small.num_attention_heads, small.qk_rope_head_dim

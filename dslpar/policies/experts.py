@@ -133,7 +133,8 @@ def _surround_with_split(mixture: nn.Module, groups: Groups) -> None:
 def _with_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return a mixture's output with its first tensor changed.
 
-    Other outputs (GPT-OSS's router scores) are of other tokens than the rank's residual: code that reads them must fail.
+    Other outputs (GPT-OSS's router scores) are of other tokens than the rank's residual, so code that reads them must
+    fail.
     """
     if not isinstance(output, tuple):
         return change(output)

@@ -192,7 +192,9 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family("DeepseekV3", _LATENT | {"norm_topk_prob": True}),
     "deepseek_v2": Family("DeepseekV2", _LATENT | {"topk_method": "group_limited_greedy"}),
     "glm4_moe": Family("Glm4Moe", _GROUPS | {"head_dim": 4, "attention_bias": True, "use_qk_norm": True}),
-    "gpt_oss": Family("GptOss", _EXPERTS | {"head_dim": 4, "sliding_window": 5, "swiglu_limit": 0.8}, attention="eager"),
+    "gpt_oss": Family(
+        "GptOss", _EXPERTS | {"head_dim": 4, "sliding_window": 5, "swiglu_limit": 0.8}, attention="eager"
+    ),
 }
 
 

@@ -167,7 +167,8 @@ def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
         hint = f"{model.config.key('kv_heads')}={' or '.join(map(str, sorted(near)))}"
         yield model.problem("kv_heads", f"does not divide {model.config.key('heads')} {heads}", hint)
     hidden = model.config.size("hidden")
-    if hidden is not None and hidden % heads and model.config.size("head_dim") is None:
+    has_own_size = model.config.size("head_dim") is not None or model.config.size("kv_latent") is not None
+    if hidden is not None and hidden % heads and not has_own_size:
         hint = f"{model.config.key('hidden')}={' or '.join(map(str, multiples(hidden, heads)))}"
         yield model.problem("hidden", f"is not a multiple of {model.config.key('heads')} {heads}", hint)
     decoder_heads, decoder_hidden, _ = map(model.config.number, DECODER)

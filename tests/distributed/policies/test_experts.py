@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
@@ -117,6 +118,44 @@ def test_ranks_of_d_have_equal_experts_where_zero_shards_over_d(layout: str) -> 
 @pytest.mark.parametrize("layout", ["1d-4", "2d-4", "ring-2", "3d-8"])
 def test_tokens_that_are_exchanged_give_the_same_mixture(layout: str, implementation: str) -> None:
     _is_the_whole_mixture(replace(LAYOUTS[layout], exchanges_tokens=True), implementation)
+
+
+class _Returns(nn.Module):
+    """A mixture that also returns its router's scores, as GPT-OSS's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        of = whole("eager")
+        self.gate, self.experts = of.gate, of.experts
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = x.reshape(-1, HIDDEN)
+        _, weights, index = self.gate(tokens)
+        return self.experts(tokens, index, weights).view(x.shape), weights
+
+
+@pytest.mark.parametrize("exchanges_tokens", [False, True])
+def test_what_a_mixture_returns_beside_the_residual_is_left_out(exchanges_tokens: bool) -> None:
+    """It is of other tokens than the rank's, so code that reads it must fail."""
+    groups = Groups(Mesh(tensor=TensorMesh(exchanges_tokens=exchanges_tokens)))
+    y, scores = part_of(_Returns(), groups)(residual(groups))
+    torch.testing.assert_close(y, whole("eager")(residual(groups)))
+    assert scores is None
+
+
+def test_experts_outside_transformers_interface_are_refused() -> None:
+    mixture = whole("eager")
+    del mixture.experts._is_expert_parallel
+    with pytest.raises(DslparError, match=r"TEN234 .*mlp\.experts of MixtralExperts does not run its experts through"):
+        part_of(mixture, Groups(Mesh()))
+
+
+def test_parameters_that_are_not_one_per_expert_are_refused() -> None:
+    mixture = whole("eager")
+    mixture.experts.scale = nn.Parameter(torch.ones(3))
+    message = r"TEN234 .*: the first dim of {'scale': \(3,\)} is not the number of experts, 8"
+    with pytest.raises(DslparError, match=message):
+        part_of(mixture, Groups(Mesh()))
 
 
 def test_places_without_an_expert_are_zeros() -> None:

@@ -144,6 +144,15 @@ def test_a_config_in_miniature_keeps_its_switches() -> None:
     assert (config.hidden_size, config.attention_dropout) == (4096, 0.3)
 
 
+@pytest.mark.parametrize("name", ["DeepseekV2", "DeepseekV3", "Glm4Moe"])
+def test_a_miniature_has_blocks_with_experts_and_groups_of_them(name: str) -> None:
+    small = shrunk(getattr(transformers, f"{name}Config")(first_k_dense_replace=3))
+    assert (small.first_k_dense_replace, small.num_hidden_layers) == (1, 3)
+    assert (small.n_routed_experts, small.num_experts_per_tok, small.moe_intermediate_size) == (8, 2, 16)
+    if name == "DeepseekV3":
+        assert (small.n_group, small.topk_group, small.num_key_value_heads, small.head_dim) == (2, 1, 8, 4)
+
+
 @pytest.mark.parametrize("action", ["show", "check"])
 def test_help_fits_a_terminal(action: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):

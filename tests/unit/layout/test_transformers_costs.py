@@ -143,6 +143,29 @@ def test_experts_that_do_not_compute_cost_nothing() -> None:
     assert num_multiplied_weights(model.transformers) == attention + router + 2 * expert + 24
 
 
+def test_biases_of_experts_are_no_matrices() -> None:
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 3}
+    config = sizes | {"intermediate_size": 10, "num_local_experts": 5, "num_experts_per_tok": 2, "num_hidden_layers": 1}
+    attention, router, expert = 4 * 64, 5 * 8, 3 * 80
+    model = model_of("GptOssForCausalLM", config)
+    assert num_multiplied_weights(model.transformers) == attention + router + 2 * expert + 24
+
+
+def test_blocks_without_experts_come_first_and_latents_have_three_sizes_of_heads() -> None:
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "vocab_size": 3, "intermediate_size": 10}
+    latent = {"q_lora_rank": 5, "kv_lora_rank": 7, "qk_rope_head_dim": 2, "qk_nope_head_dim": 4, "v_head_dim": 6}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6, "n_shared_experts": 2}
+    config = sizes | latent | experts | {"num_hidden_layers": 3, "first_k_dense_replace": 2}
+    model = model_of("DeepseekV3ForCausalLM", config)
+    attention = 5 * 8 + 2 * (4 + 2) * 5 + (7 + 2) * 8 + 2 * (4 + 6) * 7 + 2 * 6 * 8
+    scores = 11 * 2 * (4 + 2 + 6)
+    dense, sparse = attention + 3 * 80, attention + 4 * 8 + (2 + 2) * 3 * 48
+    assert pipeline_weights(model, "cost", 11) == [
+        each + scores // 2 + end for each, end in ((dense, 0), (dense, 0), (sparse, 24))
+    ]
+    assert score_products(model.transformers, 11) == 3 * scores
+
+
 def test_lists_of_blocks_are_weighed_one_by_one() -> None:
     config = {"num_layers": 2, "num_decoder_layers": 1, "d_model": 8, "d_kv": 2, "num_heads": 3, "d_ff": 5}
     model = model_of("T5ForConditionalGeneration", config | {"vocab_size": 7, "relative_attention_num_buckets": 4})

@@ -15,6 +15,7 @@ from dslpar.layout import divisors
 from dslpar.layout.transformers_sizes import Size, conditions, sizes_of
 from dslpar.models.layered import LayerSpec
 from dslpar.schema.sections import OtherModel
+from tests.support import hugging_face as hf
 from tests.support.layouts import LAYOUTS
 from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
@@ -53,8 +54,36 @@ def test_what_lint_refuses_cannot_be_built_and_what_it_passes_can(layout: str) -
     assert True in seen
 
 
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+@pytest.mark.parametrize("layout", sampled(["1d-4", "2d-4", "3d-8", "cuboid-2-3-2"], {"2d-4"}))
+def test_latents_and_shared_experts_that_lint_passes_can_be_built(layout: str) -> None:
+    import transformers
+
+    from dslpar.policies.model import HuggingFaceModel
+
+    groups, seen = Groups.without_processes(Mesh(tensor=LAYOUTS[layout])), set()
+    for heads, latent, value, of_expert in product((4, 12), (6, 12, 18), (2, 3), (3, 12)):
+        config = hf.FAMILIES["deepseek_v3"].sizes | {
+            "hidden_size": 48,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "q_lora_rank": 2 * latent,
+            "kv_lora_rank": latent,
+            "qk_rope_head_dim": 6,
+            "v_head_dim": value,
+            "moe_intermediate_size": of_expert,
+        }
+        known = OtherModel(target="transformers.DeepseekV3ForCausalLM", args={"config": config}).transformers
+        passes = all(each.holds for each in conditions(known, groups.tensor))
+        layers = HuggingFaceModel(transformers.DeepseekV3ForCausalLM, config).layers(groups)
+        whole = heads % divisors.head_ranks(groups.tensor) == 0
+        assert passes == (whole and _is_built(layers[:3])), config
+        seen.add(passes)
+    assert seen == {True, False}
+
+
 def _is_built(layers: list[LayerSpec]) -> bool:
-    """Return whether the table and the first block are built; failures other than a size are errors."""
+    """Return whether the table and the first blocks are built; failures other than a size are errors."""
     try:
         for layer in layers:
             layer.build()
@@ -101,6 +130,15 @@ def test_a_folder_gives_what_the_config_leaves_out(tmp_path: Path) -> None:
         ("Qwen3Moe", {"intermediate_size": 10, "mlp_only_layers": [0]}, ["intermediate_size"]),
         ("Qwen3Moe", {"intermediate_size": 10, "decoder_sparse_step": 2}, ["intermediate_size"]),
         ("Qwen2Moe", {"shared_expert_intermediate_size": 10}, ["shared_expert_intermediate_size"]),
+        ("GptOss", {"intermediate_size": 10}, []),
+        ("Glm4Moe", {"intermediate_size": 10}, ["intermediate_size"]),
+        ("Glm4Moe", {"intermediate_size": 10, "first_k_dense_replace": 0}, []),
+        ("Glm4Moe", {"moe_intermediate_size": 10}, ["moe_intermediate_size"]),
+        ("Glm4Moe", {"moe_intermediate_size": 10, "n_shared_experts": 2}, []),
+        ("DeepseekV3", {"q_lora_rank": 10}, ["q_lora_rank"]),
+        ("DeepseekV3", {"q_lora_rank": None, "qk_nope_head_dim": 3}, []),
+        ("DeepseekV3", {"kv_lora_rank": 10, "qk_rope_head_dim": 6, "v_head_dim": 3}, []),
+        ("DeepseekV3", {"kv_lora_rank": 12, "qk_rope_head_dim": 6}, ["kv_lora_rank"]),
     ],
 )
 def test_mlps_beside_experts(name: str, config: dict[str, object], broken: list[str]) -> None:

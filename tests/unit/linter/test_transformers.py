@@ -102,6 +102,36 @@ def test_experts_are_whole_on_each_rank() -> None:
     assert [(item.code, item.message) for item in found] == [("PERF110", message)]
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "message", "hint"),
+    [
+        (
+            "DeepseekV3ForCausalLM",
+            "kv_lora_rank=15, qk_rope_head_dim=6",
+            "kv_lora_rank 15 and qk_rope_head_dim make 21 features, which are not divisible by y = 2",
+            "choose another kv_lora_rank, or fewer tensor ranks",
+        ),
+        (
+            "Glm4MoeForCausalLM",
+            "head_dim=128, moe_intermediate_size=15, n_shared_experts=3",
+            "moe_intermediate_size 15 and n_shared_experts make 45 features, which are not divisible by y = 2",
+            "choose another moe_intermediate_size, or fewer tensor ranks",
+        ),
+    ],
+)
+def test_features_of_two_keys_divide(name: str, given: str, message: str, hint: str) -> None:
+    found = findings(model(f"config=dict({given}, max_position_embeddings=64)", name) + TWO)
+    assert [(item.code, item.message, item.help) for item in found if item.severity == "error"] == [
+        ("TEN131", message, hint)
+    ]
+
+
+def test_heads_with_latents_have_sizes_of_their_own() -> None:
+    given = "config=dict(hidden_size=100, num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=64)"
+    assert "TEN132" not in codes(model(given, "DeepseekV3ForCausalLM"))
+    assert "TEN132" in codes(model(given, "MixtralForCausalLM"))
+
+
 def test_a_default_is_told_as_one() -> None:
     """None of Llama's 32 heads is written, so the finding is at the config, and names the source of the number."""
     found = findings(
@@ -122,6 +152,8 @@ def test_a_default_is_told_as_one() -> None:
         ("Gemma2", "layer_types=['full_attention'] * 26, attn_logit_softcapping=None, ", ""),
         ("Gemma3", "query_pre_attn_scalar=5, ", ""),
         ("Bloom", "", "type"),
+        ("GptOss", "", "type"),
+        ("DeepseekV3", "", ""),
         ("Llama", "", ""),
     ],
 )

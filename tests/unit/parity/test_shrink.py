@@ -20,6 +20,7 @@ from dslpar.parity.shrink import (
     with_small_model,
 )
 from dslpar.parity.small_mesh import axes_of
+from dslpar.schema.sections import OtherModel
 from tests.support.drawn_layouts import draw
 from tests.support.layout_factors import FAMILIES, PLAIN, job_of
 
@@ -86,6 +87,17 @@ def test_what_decides_the_maths_stays() -> None:
         True,
     )
     assert made.spec.train.clip_grad_norm == 1.0
+
+
+def test_groups_of_experts_and_latents_become_small() -> None:
+    config = {"model": {"type": "transformers.DeepseekV3ForCausalLM", "config": {"num_hidden_layers": 12}}}
+    checked = check.check(check.load(config), 2, forecasts=False)
+    assert checked.job is not None
+    (made,) = shrink(checked.job, max_ranks=8, steps=3)
+    assert isinstance(made.job.spec.model, OtherModel)
+    config = made.job.spec.model.args["config"]
+    assert (config["n_group"], config["topk_group"], config["n_routed_experts"]) == (2, 1, 6)
+    assert (config["q_lora_rank"], config["kv_lora_rank"], config["first_k_dense_replace"]) == (18, 14, 1)
 
 
 def test_one_head_of_keys_stays_one() -> None:

@@ -19,11 +19,13 @@ import transformers
 
 from dslpar.models.pretrained import Folder
 from dslpar.policies.pretrained_files import Saved
-from tests.support.hugging_face import SIZES
+from tests.support.hugging_face import FAMILIES, SIZES
 
 CLASSES: dict[str, dict[str, Any]] = {
     "GPTNeoXForCausalLM": SIZES,  # renamed in its files
     "MixtralForCausalLM": SIZES | {"num_local_experts": 3},  # experts one by one in its files
+    "DeepseekV3ForCausalLM": FAMILIES["deepseek_v3"].sizes,  # a buffer in its routers
+    "GptOssForCausalLM": FAMILIES["gpt_oss"].sizes,  # biases of experts
     "T5ForConditionalGeneration": {"d_model": 32, "d_kv": 4, "num_layers": 2, "num_heads": 8, "vocab_size": 70},
     "ResNetForImageClassification": {"depths": [1, 1], "hidden_sizes": [8, 16], "embedding_size": 8},  # buffers
     "BertForPreTraining": SIZES,
