@@ -193,6 +193,10 @@ class Mesh:
                 axes["e"] = (e, self.strides[axis])
         return axes
 
+    def extent(self, axis: str) -> tuple[int, int]:
+        """Return (size, stride) of one axis; the parts "e" and "expert_data" of the data axis count as axes."""
+        return self._axes[axis]
+
     @cached_property
     def world_size(self) -> int:
         """Number of ranks."""

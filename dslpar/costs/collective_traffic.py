@@ -164,9 +164,17 @@ def all_to_all(tensor: TensorMesh, letters: Letters, elements: Number) -> Traffi
     return _ring("all_to_all", tensor, letters, elements)
 
 
+def exchange_of_rows(tensor: TensorMesh, elements: Number) -> Traffic:
+    """Count an all-to-all over the ranks that hold a mixture's experts: "e" and the tensor axes."""
+    return _ring("all_to_all", tensor, EXPERT_AXES, elements)
+
+
+EXPERT_AXES = ("e", *TENSOR_AXES)
+
+
 def _ring(collective: str, tensor: TensorMesh, letters: Letters, elements: Number) -> Traffic:
     size = ranks(tensor, letters)
     if size == 1:
         return NOTHING
-    name = " ".join([letter for letter in TENSOR_AXES if letter in letters and getattr(tensor, letter) > 1])
+    name = " ".join([letter for letter in EXPERT_AXES if letter in letters and getattr(tensor, letter) > 1])
     return Traffic({(collective, name): ratio(elements, size) * (size - 1)})

@@ -177,6 +177,35 @@ class GatheredInner(Layer):
     features: int
 
 
+@dataclass(frozen=True)
+class Mixture(Layer):
+    """Mixture of gated experts that sends tokens to the ranks of their experts (`TensorMesh.exchanges_tokens`)."""
+
+    hidden_size: int
+    ffn_size: int
+    """Inner features of one expert."""
+    num_experts: int
+    active: int
+    """Experts that a token is sent to."""
+    shared_ffn: int = 0
+    """Inner features of the shared expert, which all tokens visit; 0 without one."""
+    shared_gate: bool = False
+    """True if a vector over the residual's features computes the shared expert's weight."""
+    frozen: bool = False
+
+    def share(self, tensor: TensorMesh) -> int:
+        """Return the number of experts that a rank has places for: all ranks have as many as the fullest."""
+        return -(-self.num_experts // (tensor.e * tensor.size))
+
+    def own_tokens(self, tensor: TensorMesh, tokens: Number) -> Number:
+        """Return the tokens that a rank routes: each rank of a tensor group has other ones."""
+        return ratio(tokens, tensor.size)
+
+    def rows(self, tensor: TensorMesh, tokens: Number) -> Number:
+        """Return the rows that a rank's experts compute if each expert gets as many tokens: the *even load*."""
+        return ratio(tokens * self.active * tensor.e * self.share(tensor), self.num_experts)
+
+
 # Layers of layers ---------------------------------------------------------------------------------------------------
 
 

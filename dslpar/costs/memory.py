@@ -72,12 +72,19 @@ class LayerMemory(NamedTuple):
     """Elements that one micro-batch saves for the backward."""
     frozen: Number = 0
     """The elements of `weights` that are not trained."""
+    experts: Number = 0
+    """The elements of `weights` that only the ranks of "expert_data" share: experts that tokens are sent to."""
+    of_rows: Number = 0
+    """The elements of `saved.elements` that grow with the load of this rank's experts (`dslpar.costs.layers.Mixture`).
+    """
 
     def __add__(self, other: LayerMemory) -> LayerMemory:  # type: ignore[override]
         return LayerMemory(
             weights=self.weights + other.weights,
             saved=self.saved + other.saved,
             frozen=self.frozen + other.frozen,
+            experts=self.experts + other.experts,
+            of_rows=self.of_rows + other.of_rows,
         )
 
 
@@ -169,6 +176,43 @@ def activation(layer: sizes.Activation, tensor: TensorMesh, tokens: Number) -> L
     return LayerMemory(saved=Saved(elements=_inner(tensor, tokens, layer.blocks * layer.features)))
 
 
+def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> LayerMemory:
+    """Count a mixture whose tokens are exchanged, with experts at the even load.
+
+    These are saved, without indices:
+
+    - for each token of this rank, the router's input, the probabilities of all experts in float32, and for each of its
+      experts the output, twice (to put it back in the order of tokens, and to weight it), and the weight;
+    - for each row of this rank's experts, the input, gate and values, the activated gate, its product with the values,
+      and the output (to put it back in the order of arrival);
+    - for a shared expert, its gathered weights, gate and values, the activated gate and the product, and its output if
+      it has a gate.
+
+    With several `expert_chunks` as much is saved, one part after the other. Frozen weights save no inputs. If the
+    tensor group stores equal copies of the residual, the router's input is a view that keeps the whole copy.
+    """
+    hidden, ffn, own = layer.hidden_size, layer.ffn_size, layer.own_tokens(tensor, tokens)
+    rows, share = layer.rows(tensor, tokens), layer.share(tensor)
+    experts = share * 3 * hidden * ffn
+    shared = 3 * hidden * layer.shared_ffn
+    inputs = 0 if layer.frozen else 1
+    of_rows = rows * ((1 + inputs) * hidden + (3 + inputs) * ffn + 1)
+    saved = own * layer.active * (2 * hidden + 1) + of_rows
+    joined = ranks(tensor, residual_cuts(tensor).features) > 1
+    saved += inputs * (own * hidden if joined else residual(tensor, tokens, hidden))
+    if shared:
+        saved += own * (3 + inputs) * layer.shared_ffn + (shared if tensor.size > 1 else 0)
+        saved += own * (hidden + 1) if layer.shared_gate else 0
+    weights = experts + ratio(shared, tensor.size) + (layer.num_experts + layer.shared_gate) * hidden
+    return LayerMemory(
+        weights=weights,
+        saved=Saved(elements=saved, wide=own * layer.num_experts),
+        frozen=weights if layer.frozen else 0,
+        experts=0 if layer.frozen else experts,
+        of_rows=of_rows,
+    )
+
+
 def embedding(layer: sizes.Embedding, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count the token table with its padding.
 
@@ -226,7 +270,7 @@ def batch_norm(layer: sizes.BatchNorm, tensor: TensorMesh, tokens: Number) -> La
 
 def _repeated(layer: sizes.Repeated, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     once = total(layer.layers, tensor, tokens)
-    return once._replace(saved=once.saved * layer.times)
+    return once._replace(saved=once.saved * layer.times, of_rows=once.of_rows * layer.times)
 
 
 def _forward_only(layer: sizes.ForwardOnly, tensor: TensorMesh, tokens: Number) -> LayerMemory:
@@ -253,6 +297,7 @@ FORMS: Forms[LayerMemory] = {
     sizes.Head: head,
     sizes.Linear: linear,
     sizes.MeanOfTokens: _nothing,
+    sizes.Mixture: mixture,
     sizes.Norm: norm,
     sizes.Repeated: _repeated,
     sizes.ResidualAdd: _nothing,

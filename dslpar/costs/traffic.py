@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dslpar.core.mesh import TensorMesh
+from dslpar.core.mesh import TENSOR_AXES, TensorMesh
 from dslpar.costs import layers as sizes
 from dslpar.costs.adapters import matrices
 from dslpar.costs.cached_sharding import inner_cuts, residual_cuts
@@ -48,6 +48,7 @@ from dslpar.costs.collective_traffic import (
     all_gather,
     all_reduce,
     all_to_all,
+    exchange_of_rows,
     ratio,
     reduce_scatter,
 )
@@ -253,6 +254,47 @@ def gathered_inner(layer: sizes.GatheredInner, tensor: TensorMesh, tokens: Numbe
     return LayerTraffic(forward=_gathers(tensor, (*reversed(cuts.tokens), *reversed(cuts.features)), stored))
 
 
+def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
+    """Count a mixture whose tokens are exchanged, with experts at the even load.
+
+    1. `dslpar.layers.distinct_tokens`: all-to-alls along axes by features, and an all-gather along a replicated y.
+    2. `dslpar.layers.token_exchange`: k n H elements to the experts and as many back, and the numbers of rows, which
+       count as elements, for each of `expert_chunks` parts.
+    3. The gathered weights of a shared expert, one linear after the other, and the sum of their gradients.
+    4. The sum of the router's gradient over the tensor axes.
+
+    The backward of 1 and 2 sends as much as the forward, but for the numbers of rows.
+    """
+    hidden, own, axes = layer.hidden_size, layer.own_tokens(tensor, tokens), tensor.summed_by_layers(TENSOR_AXES)
+    distinct = _distinct_tokens(layer, tensor, tokens)
+    rows = exchange_of_rows(tensor, 2 * own * layer.active * hidden)
+    counts = exchange_of_rows(tensor, tensor.e * tensor.size * layer.share(tensor))
+    chunks = tensor.expert_chunks
+    part = Traffic(rows, {key: 2 * chunks for key in rows})  # both ways, in `chunks` parts each
+    way = Traffic.sum(distinct, part)
+    forward = [way, *[counts] * chunks]
+    backward = [way]
+    gradients = [] if layer.frozen else [all_reduce(tensor, axes, layer.num_experts * hidden)]
+    if layer.shared_ffn:
+        for weight in [hidden * layer.shared_ffn] * 3:
+            forward.append(all_gather(tensor, axes, weight))
+            gradients.append(reduce_scatter(tensor, axes, weight))
+        if layer.shared_gate:
+            gradients.append(all_reduce(tensor, axes, hidden))
+    backward += [] if layer.frozen else gradients
+    return LayerTraffic(Traffic.sum(*forward), Traffic.sum(*backward))
+
+
+def _distinct_tokens(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> Traffic:
+    """Count one way of the residual to distinct tokens and back, which sends as much in the backward."""
+    cuts = residual_cuts(tensor)
+    stored = ratio(tokens * layer.hidden_size, ranks(tensor, cuts.tokens + cuts.features))
+    copies = tuple(letter for letter in ("y",) if letter not in cuts.tokens + cuts.features)
+    each = ratio(stored, ranks(tensor, copies))
+    exchanged = [all_to_all(tensor, (letter,), each) for letter in cuts.features]
+    return Traffic.sum(*exchanged, *exchanged, all_gather(tensor, copies, stored))
+
+
 def embedding(layer: sizes.Embedding, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count the look-up in the token table, which acts like an outward linear of one-hot vectors."""
     w = _weight(tensor, vocabulary(layer.vocab_size, tensor).value * layer.hidden_size)
@@ -303,6 +345,7 @@ FORMS: Forms[LayerTraffic] = {
     sizes.Head: head,
     sizes.Linear: linear,
     sizes.MeanOfTokens: mean_of_tokens,
+    sizes.Mixture: mixture,
     sizes.Norm: norm,
     sizes.Repeated: _repeated,
     sizes.ResidualAdd: _nothing,

@@ -2,8 +2,9 @@
 
 A block of such a model has attention and an MLP, whatever the name of its class. dslpar's table of transformers classes
 (`dslpar.schema.transformers_configs`) tells which MLPs have a gate, and how many parameters a block has. Forecasts are
-less accurate for parts that a GPT does not have: transformers' own kernels between the products, experts (counted as
-one MLP with the features of the active experts), and attention windows (ignored).
+less accurate for parts that a GPT does not have: transformers' own kernels between the products, and
+attention windows (ignored). Experts count as one MLP with the features of the active experts, or exactly if tokens are
+sent to them (`parallel.expert`).
 
 With adapters (`model.lora`) all other weights are frozen, except the linears, the token table and the head that
 `modules_to_save` names. Norms in `modules_to_save` and the biases of `bias='all'` are not counted.
@@ -23,6 +24,7 @@ from dslpar.costs.adapters import Adapter, AdapterSizes
 from dslpar.costs.collective_traffic import Number
 from dslpar.costs.family_interface import costs_of
 from dslpar.costs.flops import Flops
+from dslpar.costs.layers import Activation, Linear, Mixture, ModelLayers
 from dslpar.costs.model_costs import CostsFunction, ModelCosts, function_of
 from dslpar.layout import transformers_costs
 from dslpar.layout.family_interface import layout_of
@@ -84,17 +86,52 @@ def costs_function(config: TransformersConfig | None, seq_len: int, lora: LoRA |
     family: Any = costs_of(gpt)
     adapters = None if lora is None else adapter_sizes(config, gpt, lora)
     is_causal = config.model.endswith(("ForCausalLM", "LMHeadModel"))
-    of_gpt = function_of(family.layers(gpt, seq_len, adapters, causal=is_causal))
+    layers = family.layers(gpt, seq_len, adapters, causal=is_causal)
+    of_gpt = function_of(layers)
+    exchanging = exchanging_costs(config, layers, frozen=lora is not None)
     weights = transformers_costs.pipeline_weights(config, "parameters", seq_len)
     assert isinstance(weights, EvenWeights)
     share = Fraction(weights.layer, layout_of(gpt).pipeline_weights(gpt, "parameters", seq_len).layer)
 
     def model_costs(cuboid: TensorMesh, tokens: Number) -> ModelCosts:
+        if cuboid.exchanges_tokens and exchanging is not None:
+            return exchanging(cuboid, tokens)
         found = of_gpt(cuboid, tokens)
         memory = found.layer.memory
         own = memory.weights if lora is None else memory.frozen
         held = share * own
         memory = memory._replace(weights=held + memory.weights - own, frozen=0 if lora is None else held)
+        return replace(found, layer=found.layer._replace(memory=memory))
+
+    return model_costs
+
+
+def exchanging_costs(config: TransformersConfig, of_gpt: ModelLayers, *, frozen: bool) -> CostsFunction | None:
+    """Return the function that computes the costs of a mixture whose tokens are exchanged; None without experts.
+
+    `of_gpt` are the layers of `gpt_of`. The MLP's linears give way to the mixture. The parameters of a rank are exact.
+    `frozen` is True if only adapters are trained, of which experts have none.
+    """
+    whole = transformers_costs.mixture_weights(config, TensorMesh())
+    hidden, experts, active = (config.size(name) for name in ("hidden", "experts", "active_experts"))
+    ffn = config.size("expert_ffn") or config.size("ffn")
+    if whole is None or hidden is None or experts is None or active is None or ffn is None:
+        return None
+    has_gate = config.model in transformers_costs.SHARED_GATES
+    mixture = Mixture(hidden, ffn, experts, active, whole.shared // (3 * hidden), has_gate, frozen)
+    around = tuple(each for each in of_gpt.mlp_part if not isinstance(each, Linear | Activation))
+    made = function_of(replace(of_gpt, mlp_part=(*around, mixture)))
+
+    def model_costs(cuboid: TensorMesh, tokens: Number) -> ModelCosts:
+        found, held = made(cuboid, tokens), transformers_costs.mixture_weights(config, cuboid)
+        assert held is not None, "known for one rank"
+        memory = found.layer.memory
+        adapters = memory.weights - memory.frozen if frozen else 0
+        memory = memory._replace(
+            weights=held.total + adapters,
+            frozen=held.total if frozen else 0,
+            experts=0 if frozen else held.experts,
+        )
         return replace(found, layer=found.layer._replace(memory=memory))
 
     return model_costs

@@ -33,6 +33,24 @@ class Product(NamedTuple):
     columns: float
 
 
+class Grouped(NamedTuple):
+    """Products of several weights in one kernel, each with rows of its own: [rows, depth] @ [depth, columns] each."""
+
+    num: int
+    """Weights, such as the experts of a rank."""
+    rows: float
+    """Rows of one weight."""
+    depth: float
+    columns: float
+    times: int = 1
+    """Kernels, one after the other, in which the same weights meet `rows` rows each."""
+
+    @property
+    def product(self) -> Product:
+        """The product of one kernel's rows with a weight of this size, which has as many operations."""
+        return Product(self.num * self.rows, self.depth, self.columns)
+
+
 class Scores(NamedTuple):
     """Attention of q, k and v on one rank, without the projections."""
 
@@ -55,6 +73,8 @@ class Work(NamedTuple):
     """Products with a frozen weight. Their backward has only the product for the input's gradient."""
     adapters: tuple[Product, ...] = ()
     """Products with the matrices of LoRA adapters, which are trained."""
+    grouped: tuple[Grouped, ...] = ()
+    """Products of experts with trained weights."""
     scores: tuple[Scores, ...] = ()
     """Attention without its projections, one entry per attention layer."""
     elementwise: float = 0.0
@@ -62,11 +82,17 @@ class Work(NamedTuple):
     losses: float = 0.0
     """Elements of the logits from which a loss is computed."""
 
+    @property
+    def kernels(self) -> tuple[Product, ...]:
+        """The products of each kernel in `grouped`, with the rows of all its weights."""
+        return tuple([each.product for each in self.grouped for _ in range(each.times)])
+
     def __add__(self, other: Work) -> Work:  # type: ignore[override]
         return Work(
             products=self.products + other.products,
             frozen=self.frozen + other.frozen,
             adapters=self.adapters + other.adapters,
+            grouped=self.grouped + other.grouped,
             scores=self.scores + other.scores,
             elementwise=self.elementwise + other.elementwise,
             losses=self.losses + other.losses,
@@ -83,6 +109,7 @@ class Work(NamedTuple):
             products=part_of(self.products),
             frozen=part_of(self.frozen),
             adapters=part_of(self.adapters),
+            grouped=tuple(each._replace(rows=each.rows * share) for each in self.grouped),
             scores=tuple(each._replace(queries=each.queries * share) for each in self.scores),
             elementwise=self.elementwise * share,
             losses=self.losses * share,
@@ -96,6 +123,7 @@ def total(layers: Iterable[Layer], tensor: TensorMesh, tokens: Number) -> Work:
         products=tuple([each for part in parts for each in part.products]),
         frozen=tuple([each for part in parts for each in part.frozen]),
         adapters=tuple([each for part in parts for each in part.adapters]),
+        grouped=tuple([each for part in parts for each in part.grouped]),
         scores=tuple([each for part in parts for each in part.scores]),
         elementwise=sum([part.elementwise for part in parts]),
         losses=sum([part.losses for part in parts]),
@@ -150,6 +178,31 @@ def token_linear(layer: sizes.TokenLinear, tensor: TensorMesh, tokens: Number) -
     """Count a linear over the tokens of a sample, and the copies that transpose its input and output."""
     stored, num_tokens = _residual(tensor, tokens, layer.hidden_size), layer.num_tokens
     return Work(products=(Product(stored / num_tokens, num_tokens, num_tokens),), elementwise=4 * stored)
+
+
+MOVED, MOVED_OF_ROW = 9, 13
+"""Elements that moving a token's copy for one expert reads and writes per feature: on the token's rank (its copy in the
+order of experts, its output put back and weighted, and the sum) and on the expert's rank (its copies in the order of
+experts and in transformers' own order, and its output in the order of arrival)."""
+
+
+def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> Work:
+    """Count a mixture whose tokens are exchanged, with experts at the even load."""
+    hidden, ffn = float(layer.hidden_size), float(layer.ffn_size)
+    own, rows = float(layer.own_tokens(tensor, tokens)), float(layer.rows(tensor, tokens))
+    share, chunks = layer.share(tensor), tensor.expert_chunks
+    each = rows / share / chunks
+    grouped = Grouped(share, each, hidden, 2 * ffn, chunks), Grouped(share, each, ffn, hidden, chunks)
+    products = [Product(own, hidden, float(layer.num_experts))]
+    elementwise = own * layer.active * MOVED * hidden + rows * (MOVED_OF_ROW * hidden + 3 * ffn)
+    elementwise += own * 4 * layer.num_experts  # float32 probabilities, read and written
+    if layer.shared_ffn:
+        products += [Product(own, hidden, 2.0 * layer.shared_ffn), Product(own, float(layer.shared_ffn), hidden)]
+        elementwise += own * (3 * layer.shared_ffn + 3 * hidden)
+    if layer.frozen:
+        made = Work(products=tuple(products), grouped=grouped)
+        return Work(frozen=made.products + made.kernels, elementwise=elementwise)
+    return Work(products=tuple(products), grouped=grouped, elementwise=elementwise)
 
 
 def embedding(layer: sizes.Embedding, tensor: TensorMesh, tokens: Number) -> Work:
@@ -210,6 +263,7 @@ FORMS: Forms[Work] = {
     sizes.Head: head,
     sizes.Linear: linear,
     sizes.MeanOfTokens: _nothing,
+    sizes.Mixture: mixture,
     sizes.Norm: norm,
     sizes.Repeated: _repeated,
     sizes.ResidualAdd: residual_add,

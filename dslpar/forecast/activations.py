@@ -112,7 +112,8 @@ def _parts(workload: Workload) -> _Parts:
     again = workload.recompute, min(workload.interval, max(workload.counts)), workload.mlp_chunks
     of_framework = framework.fused_attention, framework.fused_norms, framework.logit_bytes
     prefetches = _prefetches(workload)
-    key = "activations", workload.dtype, again, of_framework, workload.loss_chunks, workload.mesh.pipe > 1, prefetches
+    of_run = workload.loss_chunks, workload.mesh.pipe > 1, prefetches, workload.expert_load
+    key = "activations", workload.dtype, again, of_framework, *of_run
     kept = workload.costs.kept
     if key not in kept:
         kept[key] = _make_parts(workload)
@@ -217,7 +218,8 @@ def _num_queries(layer: Costs) -> float:
 
 def _bytes(workload: Workload, part: Costs) -> float:
     saved = part.memory.saved
-    return workload.element_bytes * float(saved.elements) + WIDE_BYTES * float(saved.wide)
+    more = (workload.expert_load - 1) * float(part.memory.of_rows)
+    return workload.element_bytes * (float(saved.elements) + more) + WIDE_BYTES * float(saved.wide)
 
 
 def _deferred(workload: Workload, of_parts: _Parts, stage: int) -> float:
@@ -241,6 +243,8 @@ def _operands(workload: Workload, part: Costs) -> float:
         if tensor.keep not in ("x", "both"):  # inputs are stored shards; inward and outward products alternate
             pieces = tensor.z if index % 2 else (tensor.y if tensor.residual != "replicated" else 1)
         total += rows * (depth / pieces + columns)
+    for each in part.work.grouped:
+        total += workload.expert_load * each.times * each.num * each.rows * (each.depth + each.columns)
     return total
 
 
@@ -279,7 +283,9 @@ def _working(workload: Workload) -> float:
     costs, size, chunks = workload.costs, workload.element_bytes, _mlp_chunks(workload)
     of_mlp = _saved_by_mlp(workload)
     work = costs.layer.work if chunks == 1 else costs.mlp_part.work
-    products = (*work.products, *work.frozen)
+    load = workload.expert_load
+    experts = [(load * rows, depth, columns) for rows, depth, columns in work.kernels]
+    products = (*work.products, *work.frozen, *experts)
     widest = max((2 * rows * (depth + columns) for rows, depth, columns in products), default=0.0) / chunks
     widest += of_mlp / chunks / size if chunks > 1 else 0.0
     around, wide = float(costs.attention_working.elements), float(costs.attention_working.wide)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
-from dslpar.costs.work import Work
+from dslpar.costs.work import Grouped, Work
 from dslpar.forecast.constants import Constants
 from dslpar.forecast.device import Device
 
@@ -93,6 +93,10 @@ def kernels_of(work: Work, device: Device, *, fused: bool, element_bytes: int = 
         backward.append(Kernel(work_s / _filled(rows, depth, tile, num_sms), 1 / columns, memory_s, misaligned))
         if has_weight_gradient:
             backward.append(Kernel(work_s / _filled(depth, columns, tile, num_sms), 1 / rows, memory_s, misaligned))
+    for group in work.grouped:
+        one, two = _grouped_kernels(group, device, moved_s)
+        forward += [one] * group.times
+        backward += list(two) * group.times
     fused_s = scores_s = scores_memory_s = 0.0
     for queries, keys, head_size, causal in work.scores:
         seconds = 4 * queries * keys / per_s
@@ -113,12 +117,32 @@ def kernels_of(work: Work, device: Device, *, fused: bool, element_bytes: int = 
     )
 
 
-def _filled(rows: float, columns: float, tile: tuple[int, int], num_sms: int) -> float:
-    """Return the useful share of the elements that a product's tiles and waves compute."""
+def _grouped_kernels(of: Grouped, device: Device, moved_s: float) -> tuple[Kernel, tuple[Kernel, Kernel]]:
+    """Return the kernel of a grouped product, and those of its inputs' and weights' gradients.
+
+    Each weight has tiles of its own, so few rows per weight leave tiles unfilled. All tiles share the kernel's waves.
+    Weights and their gradients go through memory whole, however few their rows are.
+    """
+    num, rows, depth, columns, _ = of
+    per_s, size, num_sms = device.flops_per_s, device.tile, device.num_sms
+    misaligned = depth % ALIGNED != 0 or columns % ALIGNED != 0
+    work_s = 2 * num * rows * depth * columns / per_s
+    memory_s = num * (rows * depth + depth * columns + rows * columns) * moved_s
+
+    def kernel(of_rows: float, of_columns: float, of_depth: float) -> Kernel:
+        filled = _filled(of_rows, of_columns, size, num_sms, num)
+        return Kernel(work_s / filled, 1 / of_depth, memory_s, misaligned)
+
+    gradients = kernel(rows, depth, columns), kernel(depth, columns, max(rows, 1.0))
+    return kernel(rows, columns, depth), gradients
+
+
+def _filled(rows: float, columns: float, tile: tuple[int, int], num_sms: int, num: int = 1) -> float:
+    """Return the useful share of the elements that the tiles and waves of `num` products in one kernel compute."""
     tile_rows, tile_columns = tile
-    tiles = ceil(rows / tile_rows) * ceil(columns / tile_columns)
+    tiles = num * ceil(rows / tile_rows) * ceil(columns / tile_columns)
     waves = ceil(tiles / num_sms)
-    filled = rows * columns / (tile_rows * tile_columns * waves * num_sms)
+    filled = num * rows * columns / (tile_rows * tile_columns * waves * num_sms)
     return LAST_WAVE if waves > MANY_WAVES and filled < LAST_WAVE else filled
 
 

@@ -60,7 +60,7 @@ class Group(NamedTuple):
 def group_of(mesh: Mesh, nodes: Nodes, *axes: str) -> Group:
     """Return the group over one axis or several.
 
-    Axes are `d`, `q`, `y`, `z`, `data` and `pipe`, or a part of d (`ulysses`, `ring`). The result holds for the groups
+    Axes are `d`, `q`, `y`, `z`, `data` and `pipe`, or a part of d (`ulysses`, `ring`) or of data (`e`, `expert_data`). The result holds for the groups
     of all ranks if the sizes of axes and nodes divide each other.
     """
     size = inner = 1
@@ -71,7 +71,7 @@ def group_of(mesh: Mesh, nodes: Nodes, *axes: str) -> Group:
         elif axis == "ring":
             length, stride = tensor.ring, mesh.strides["d"] * tensor.ulysses
         else:
-            length, stride = mesh.sizes[axis], mesh.strides[axis]
+            length, stride = mesh.extent(axis)
         room = per_node // stride
         size *= length
         if room > 1:

@@ -7,7 +7,8 @@
     True
 
 Letters: W elements of a rank's trained weights, c bytes per element; N ranks that hold the same weights
-(`Mesh.zero_axes`); S = W/N the size of a ZeRO shard; k moments of the optimizer (2 for Adam). *Masters* are the fp32
+(`Mesh.zero_axes`); S = W/N the size of a ZeRO shard, or with X elements of experts that tokens are sent to, which only
+M ranks ("expert_data") hold, S = (W - X)/N + X/M; k moments of the optimizer (2 for Adam). *Masters* are the fp32
 copies of weights that the optimizer updates. A *bucket* is a buffer in which DeepSpeed collects gradients before it
 reduces them. The table gives bytes for DeepSpeed 0.19.8 with dslpar's settings and patches, from its source and from
 measurements of running engines (tests/distributed/engine/test_state_memory.py):
@@ -79,11 +80,15 @@ class Owner(NamedTuple):
     """Elements of each frozen matrix of a layer."""
     frozen_ends: tuple[float, float] = (0.0, 0.0)
     """Like `ends`, for frozen elements."""
+    experts: float = 0.0
+    """X: elements of experts that tokens are sent to."""
+    expert_replicas: int = 1
+    """M: ranks that hold the same experts."""
 
     @property
     def shard(self) -> float:
         """S: elements of a ZeRO shard of the trained weights."""
-        return self.elements / self.replicas
+        return (self.elements - self.experts) / self.replicas + self.experts / self.expert_replicas
 
     @property
     def largest(self) -> float:
@@ -178,10 +183,11 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
         after, before = 0.0, max(0.0, elements - sum(depth * columns for _, depth, columns in products) / q)
         frozen_ends = 0.0, max(0.0, frozen - sum(frozen_layer))
     trained = tuple(float(depth * columns) / q for _, depth, columns in reversed(products))
+    grouped = tuple(each.num * each.depth * each.columns for layer in layers for each in reversed(layer.work.grouped))
     adapters = tuple(depth * columns for layer in layers for _, depth, columns in reversed(layer.work.adapters))
     return Owner(
         elements=elements,
-        layer=trained + adapters,
+        layer=grouped + trained + adapters,
         num_layers=num_layers,
         ends=(after, before),
         frozen=frozen,
@@ -192,6 +198,8 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
         accumulates=workload.micro_batches > 1,
         sent=_sent_bytes(workload),
         tied=float(costs.tied) if is_tied and not costs.units and not costs.frozen[3] else 0.0,
+        experts=workload.experts(pipe_rank),
+        expert_replicas=workload.mesh.size("expert_data"),
     )
 
 

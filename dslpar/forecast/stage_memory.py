@@ -197,10 +197,12 @@ def num_communicators(mesh: Mesh) -> int:
     - one per tensor axis with several ranks,
     - one for all axes over which layers sum the gradients of vectors, if there are several,
     - one for replicas,
+    - with experts over data ranks, one for the exchange of tokens and one for the replicas of experts,
     - two for a pipeline's messages, one per direction (`dslpar.distributed.groups`).
 
     Groups that only sum single numbers, such as the gradient norm and the loss, are not counted.
     """
     tensor = sum(mesh.sizes[axis] > 1 for axis in TENSOR_AXES)
     summing = sum(mesh.sizes[axis] > 1 for axis in mesh.tensor.summed_by_layers(TENSOR_AXES))
-    return tensor + (summing > 1) + (mesh.data > 1) + 2 * (mesh.pipe > 1)
+    experts = (mesh.size("expert") > 1) + (mesh.size("expert_data") > 1) if mesh.tensor.e > 1 else 0
+    return tensor + (summing > 1) + (mesh.data > 1) + experts + 2 * (mesh.pipe > 1)

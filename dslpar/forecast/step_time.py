@@ -192,18 +192,50 @@ class ReplicaTerms(NamedTuple):
     """Bytes sent per micro-batch."""
     sent_once: tuple[Sent, ...] = ()
     """Bytes sent once per step."""
+    expert_reduction: Transfer = NO_TRANSFER
+    expert_gather: Transfer = NO_TRANSFER
+    """The parts of `reduction` and `gather` for experts that tokens are sent to: over "expert_data" alone."""
 
 
 def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTerms:
-    """Return the traffic and updates of replicas, for the first or the last stage, whichever has more weights."""
-    mesh, zero, framework = workload.mesh, workload.zero, workload.framework
+    """Return the traffic and updates of replicas, for the first or the last stage, whichever has more weights.
+
+    Experts that tokens are sent to have fewer replicas: the ranks of "expert_data".
+    """
+    mesh, zero = workload.mesh, workload.zero
     axes = [each for each in mesh.zero_axes if mesh.sizes[each] > 1] or ["data"]
-    group = group_of(mesh, nodes, *axes)
-    replicas, pipe_ranks = group.size, {0, workload.chunks.pipe - 1}
+    pipe_ranks = {0, workload.chunks.pipe - 1}
     trained = max(map(workload.trained, pipe_ranks))
+    experts = max(map(workload.experts, pipe_ranks))
     memory_per_s = device.hbm_gb_per_s * 1e9
+    replicas, expert_replicas = mesh.size(*axes), mesh.size("expert_data")
     if replicas == 1:
         return ReplicaTerms((), NO_TRANSFER, NO_TRANSFER, trained, trained / memory_per_s)
+    # ZeRO 3 gathers frozen weights as well.
+    gathered = max(map(workload.weights, pipe_ranks)) if zero == 3 else trained
+    made = _replicas_of(workload, device, nodes, axes, trained - experts, gathered - experts)
+    stepped = (trained - experts) / replicas + experts / expert_replicas if zero else trained
+    if experts:
+        of_experts = _replicas_of(workload, device, nodes, ["expert_data"], experts, experts)
+        made = made._replace(
+            each_micro_batch=made.each_micro_batch + of_experts.each_micro_batch,
+            sent_each=made.sent_each + of_experts.sent_each,
+            sent_once=made.sent_once + of_experts.sent_once,
+            expert_reduction=of_experts.reduction,
+            expert_gather=of_experts.gather,
+        )
+    return made._replace(stepped=stepped, stepped_s=stepped / memory_per_s)
+
+
+def _replicas_of(
+    workload: Workload, device: Device, nodes: Nodes, axes: Sequence[str], trained: float, gathered: float
+) -> ReplicaTerms:
+    """Return the traffic over `axes` of `trained` weights that their ranks share, without the optimizer's update.
+
+    `gathered` is the number of weights that ZeRO gathers.
+    """
+    group, zero, framework = group_of(workload.mesh, nodes, *axes), workload.zero, workload.framework
+    replicas = group.size
     sent_each: list[Sent] = []
     sent_once: list[Sent] = []
 
@@ -211,8 +243,6 @@ def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTe
         to.append(Sent(" ".join(axes), group.across, num_bytes))
         return transfer(kind, group, device, nodes, num_bytes, calls)
 
-    # ZeRO 3 gathers frozen weights as well.
-    gathered = max(map(workload.weights, pipe_ranks)) if zero == 3 else trained
     weight_bytes = workload.element_bytes * gathered * (replicas - 1) / replicas
     gradient_bytes = framework.reduced_bytes * trained * (replicas - 1) / replicas
     each: tuple[Transfer, ...] = ()
@@ -225,8 +255,7 @@ def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTe
         each += (send(sent_each, "all_gather", 2 * weight_bytes, 2),)
     elif zero:
         gather = send(sent_once, "all_gather", weight_bytes)
-    stepped = trained / replicas if zero else trained
-    return ReplicaTerms(each, reduction, gather, stepped, stepped / memory_per_s, tuple(sent_each), tuple(sent_once))
+    return ReplicaTerms(each, reduction, gather, 0.0, 0.0, tuple(sent_each), tuple(sent_once))
 
 
 def _message(workload: Workload, device: Device, nodes: Nodes) -> tuple[Transfer, tuple[Sent, ...]]:
@@ -264,11 +293,12 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
     bubble_s = busy * (sum(loads) / most - 1) / terms.chunks * layer.idle
     hops_s = terms.num_messages * (terms.message.seconds(constants) + constants.hop_s)
 
-    reduction_s = replicas.reduction.seconds(constants)
+    reduction_s = replicas.reduction.seconds(constants) + replicas.expert_reduction.seconds(constants)
     if terms.overlaps_reduction and reduction_s:
         hidden = (1 - constants.reduction_exposed) * reduction_s
         reduction_s -= min(hidden, HIDING_BACKWARD * most * layer.backward_share)
-    gather_s = constants.gather_passes * replicas.gather.seconds(constants)
+    gathers_s = replicas.gather.seconds(constants) + replicas.expert_gather.seconds(constants)
+    gather_s = constants.gather_passes * gathers_s
     if terms.overlaps_gather:
         gather_s = max(0.0, gather_s - most * (1 - layer.backward_share))
     optimizer_s = constants.optimizer_bytes * replicas.stepped_s

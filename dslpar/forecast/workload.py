@@ -143,6 +143,8 @@ class Workload:
     """Behaviour of the training framework."""
     known_costs: ModelCosts | None = None
     """Costs of the model's parts on a rank, if computed before."""
+    expert_load: float = 1.0
+    """Rows that the experts of the fullest rank get, relative to the even load, if tokens are sent to experts."""
 
     @property
     def tokens(self) -> int:
@@ -206,6 +208,14 @@ class Workload:
     def trained(self, pipe_rank: int) -> float:
         """Return the elements of trained weights that a pipeline rank holds."""
         return self.weights(pipe_rank) - self._held(pipe_rank, self.costs.frozen, attrgetter("frozen"))
+
+    def experts(self, pipe_rank: int) -> float:
+        """Return the elements of weights that only the ranks of "expert_data" share; 0 unless tokens are exchanged."""
+        return sum(
+            float(costs.memory.experts) * number
+            for stage in self.chunks.held_by(pipe_rank)
+            for costs, number in self.layers_of(stage)
+        )
 
     def _held(
         self, pipe_rank: int, parts: tuple[float, float, float, float], of: Callable[[LayerMemory], Number]

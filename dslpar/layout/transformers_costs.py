@@ -25,8 +25,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from fractions import Fraction
+from typing import NamedTuple, TypeVar
 
+from dslpar.core.mesh import TensorMesh
+from dslpar.layout.divisors import ranks
+from dslpar.layout.sharding import inner_cuts, residual_cuts
 from dslpar.layout.stages import EvenWeights, Weights
 from dslpar.schema.sections import OtherModel
 from dslpar.schema.transformers_configs import NAMES, TransformersConfig
@@ -97,6 +101,36 @@ def pipeline_weights(config: TransformersConfig | None, method: str, seq_len: in
     return _known(config, weights)
 
 
+class MixtureWeights(NamedTuple):
+    """Parameters of one block with a mixture of experts: of the whole model, or those that one rank holds."""
+
+    experts: int
+    """All experts that tokens are sent to."""
+    shared: int
+    """The shared expert, which all tokens visit."""
+    others: int
+    """Attention, norms and routers."""
+
+    @property
+    def total(self) -> int:
+        """All parameters of the block."""
+        return self.experts + self.shared + self.others
+
+
+def mixture_weights(config: TransformersConfig | None, tensor: TensorMesh) -> MixtureWeights | None:
+    """Return the parameters of a block that one rank holds if tokens are exchanged; None if they are not known.
+
+    `dslpar.policies.experts` has the placements: whole experts are divided over e and the tensor axes, in equally many
+    places per rank; a shared expert's features are sharded over the tensor axes; routers are whole on each rank. Of the
+    others, matrices are sharded over q, y and z, and vectors as the features that they belong to.
+    """
+    return _known(config, lambda counted: counted.mixture(tensor))
+
+
+SHARED_GATES = {"Qwen2MoeForCausalLM"}
+"""Classes with a gate of the shared expert: a vector of `hidden` features that is whole on each rank, like a router."""
+
+
 def _known(config: TransformersConfig | None, count: Callable[[_Counted], T]) -> T | None:
     """Return `count` of the model; None if the table lacks the model, its blocks differ, or a size is unknown."""
     defaults = {} if config is None else config.known.get("defaults", {})
@@ -139,6 +173,25 @@ class _Counted:
     def held(self, part: str) -> int:
         """Return the number of a part's parameters. `held("head")` is 0 if the head's matrix is tied to the table."""
         return sum(times * self._product(names) for times, names in self._terms(part))
+
+    def mixture(self, tensor: TensorMesh) -> MixtureWeights:
+        """Return `mixture_weights` of the model's blocks, which must all be alike."""
+        ((name, _),) = self.config.row["blocks"].items()
+        num_experts = self._size("experts")
+        places = -(-num_experts // (tensor.e * tensor.size))
+        experts = shared = others = Fraction(0)
+        for times, names in self._terms(name):
+            elements = times * self._product(names)
+            if "experts" in names and len(names) > 2:
+                experts += Fraction(elements * places, num_experts)
+            elif len(names) == 2 and {*names} & _INNER_OF_MLP:
+                shared += Fraction(elements, tensor.size)
+            else:
+                others += Fraction(elements, _num_pieces(names, tensor))
+        if self.config.model in SHARED_GATES:
+            hidden = self._size("hidden")
+            others += hidden - Fraction(hidden, _num_pieces(("hidden",), tensor))
+        return MixtureWeights(*map(int, (experts, shared, others)))
 
     def multiplied(self, part: str) -> int:
         """Return the number of weights in a part's matrices (not in vectors), counting only active experts."""
@@ -210,6 +263,19 @@ class _Counted:
     def _labels(self) -> int | None:
         labels = self.config.values.get("id2label")
         return len(labels) if labels else self.config.values.get("num_labels", 2)
+
+
+_INNER_OF_MLP = {"ffn", "expert_ffn", "shared_ffn"}
+
+
+def _num_pieces(names: tuple[str, ...], tensor: TensorMesh) -> int:
+    """Return over how many ranks a weight of a block is sharded, by the names of its sizes; experts are not meant."""
+    if "experts" in names or names == ("head_dim",):  # routers, and norms per head
+        return 1
+    if len(names) > 1:
+        return tensor.q * tensor.y * tensor.z
+    cuts = residual_cuts(tensor) if names == ("hidden",) else inner_cuts(tensor)
+    return ranks(tensor, cuts.features)
 
 
 _DERIVED: Mapping[str, Callable[[_Counted], int | None]] = {
