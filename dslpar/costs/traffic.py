@@ -270,7 +270,7 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> LayerTr
     rows = exchange_of_rows(tensor, 2 * own * layer.active * hidden)
     counts = exchange_of_rows(tensor, tensor.e * tensor.size * layer.share(tensor))
     chunks = tensor.expert_chunks
-    part = Traffic(rows, {key: 2 * chunks for key in rows})  # both ways, in `chunks` parts each
+    part = Traffic(rows, dict.fromkeys(rows, 2 * chunks))  # both ways, in `chunks` parts each
     way = Traffic.sum(distinct, part)
     forward = [way, *[counts] * chunks]
     backward = [way]

@@ -29,7 +29,7 @@ from dslpar.forecast.workload import (
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import cuboid_of
-from dslpar.layout.resolve import Job, auto_counts, heads_of, method_of, with_zero
+from dslpar.layout.resolve import Job, auto_counts, heads_of, method_of, with_experts, with_zero
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import automatic
 from dslpar.schema.parallel_forms import (
@@ -41,7 +41,7 @@ from dslpar.schema.parallel_forms import (
     tensor_key,
     tensor_of,
 )
-from dslpar.schema.sections import ContextParallel, PipelineParallel, Spec, TensorParallel
+from dslpar.schema.sections import ContextParallel, ExpertParallel, PipelineParallel, Spec, TensorParallel
 
 
 class Candidate(NamedTuple):
@@ -63,6 +63,8 @@ class Candidate(NamedTuple):
     """Samples per micro-batch of one data rank."""
     interval: int
     """Layers that activation checkpointing recomputes together; 0 means no recomputation."""
+    expert: ExpertParallel | None = None
+    """None means that a mixture's tokens are gathered, if the model has experts."""
 
     @property
     def schedule_type(self) -> str:
@@ -76,6 +78,10 @@ class Candidate(NamedTuple):
         count = (self.pipe != other.pipe) + (self.chunks != other.chunks) + (self.split != other.split)
         count += (self.zero != other.zero) + (self.micro_size != other.micro_size) + (self.interval != other.interval)
         count += _num_differing(self.tensor, other.tensor)
+        if self.expert is None or other.expert is None:
+            count += self.expert is not other.expert
+        else:
+            count += _num_differing(self.expert, other.expert)
         if self.context is None or other.context is None:
             return count + (self.context is not other.context)
         return count + _num_differing(self.context, other.context)
@@ -118,6 +124,7 @@ def candidate_of(job: Job) -> Candidate:
         zero=job.spec.zero.stage,
         micro_size=job.batch.micro_size,
         interval=0 if checkpoint is None else checkpoint.interval,
+        expert=job.spec.parallel.expert,
     )
 
 
@@ -225,10 +232,11 @@ class Workloads:
         Only the last result is cached, so callers should group candidates by these settings.
         """
         pipe, zero = candidate.pipe, candidate.zero
-        key = candidate.tensor, candidate.context, pipe, candidate.chunks, zero
+        key = candidate.tensor, candidate.context, candidate.expert, pipe, candidate.chunks, zero
         if self._last is None or self._last[0] != key:
             job = self.job
-            cuboid = with_zero(self.cuboid(candidate.tensor, candidate.context), job.spec.model, zero, pipe)
+            cuboid = with_experts(self.cuboid(candidate.tensor, candidate.context), candidate.expert)
+            cuboid = with_zero(cuboid, job.spec.model, zero, pipe)
             data = job.mesh.world_size // (pipe * cuboid.size)
             mesh = Mesh(pipe=pipe, data=data, tensor=cuboid, order=job.mesh.order)
             framework = self._framework_at(zero)
@@ -282,6 +290,8 @@ def layout_settings(job: Job, candidate: Candidate) -> dict[str, str]:
         found |= _tensor_settings(spec, own.tensor, candidate.tensor)
     if candidate.context != own.context:
         found |= _context_settings(own.context, candidate.context)
+    if candidate.expert != own.expert:
+        found["parallel.expert"] = _expert_setting(candidate.expert)
     if (candidate.pipe, candidate.chunks) != (own.pipe, own.chunks):
         found |= _pipeline_settings(spec, own, candidate)
     if (candidate.chunks, candidate.split) != (own.chunks, own.split):
@@ -345,6 +355,12 @@ def _context_settings(own: ContextParallel | None, other: ContextParallel | None
     if own is None or (own.impl is None and own.ulysses_size is None):
         return {"parallel.context": _whole(other)}
     return {f"parallel.context.{name}": _literal(getattr(other, name)) for name in sorted(_differing(own, other))}
+
+
+def _expert_setting(expert: ExpertParallel | None) -> str:
+    if expert is None:
+        return "None"
+    return str(expert.size) if expert.chunks == 1 else f"dict(size={expert.size}, chunks={expert.chunks})"
 
 
 def _whole(section: TensorParallel | ContextParallel) -> str:

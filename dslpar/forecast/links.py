@@ -60,7 +60,8 @@ class Group(NamedTuple):
 def group_of(mesh: Mesh, nodes: Nodes, *axes: str) -> Group:
     """Return the group over one axis or several.
 
-    Axes are `d`, `q`, `y`, `z`, `data` and `pipe`, or a part of d (`ulysses`, `ring`) or of data (`e`, `expert_data`). The result holds for the groups
+    Axes are `d`, `q`, `y`, `z`, `data` and `pipe`, or a part of d (`ulysses`, `ring`) or of data (`e`, `expert_data`).
+    The result holds for the groups
     of all ranks if the sizes of axes and nodes divide each other.
     """
     size = inner = 1

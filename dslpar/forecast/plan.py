@@ -29,7 +29,13 @@ from dslpar.costs.any_model import flops_per_token
 from dslpar.forecast.constants import DEFAULT, ERROR, Constants, Error
 from dslpar.forecast.device import Device
 from dslpar.forecast.links import Nodes
-from dslpar.forecast.stage_memory import StageMemory, WithoutActivations, stage_memory, without_activations
+from dslpar.forecast.stage_memory import (
+    StageMemory,
+    WithoutActivations,
+    binding_at_uneven_load,
+    stage_memory,
+    without_activations,
+)
 from dslpar.forecast.step_time import ReplicaTerms, StepTime, replica_terms, step_time
 from dslpar.forecast.workload import Workload
 
@@ -92,6 +98,17 @@ class Forecast:
     def share(self) -> float:
         """Share of the device's memory that the binding rank needs."""
         return self.binding.total / self.machine.device.memory_bytes
+
+    @cached_property
+    def at_uneven_load(self) -> StageMemory | None:
+        """Memory of the binding rank if its experts get `UNEVEN` times the even load; None unless tokens are sent."""
+        return binding_at_uneven_load(self.workload)
+
+    @property
+    def uneven_verdict(self) -> Verdict | None:
+        """Verdict on `at_uneven_load`."""
+        found = self.at_uneven_load
+        return None if found is None else verdict_of(found.total / self.machine.device.memory_bytes)
 
     @property
     def verdict(self) -> Verdict:

@@ -269,7 +269,7 @@ class _Step(NamedTuple):
 def _shape(candidate: Candidate) -> tuple[object, ...]:
     """Return the settings except micro-batch size, recomputation and the form of context parallelism."""
     size = 1 if candidate.context is None else candidate.context.size
-    return candidate.tensor, size, candidate.pipe, candidate.chunks, candidate.split, candidate.zero
+    return (candidate.tensor, size, candidate.pipe, candidate.chunks, candidate.split, candidate.zero, candidate.expert)
 
 
 class _Forms:

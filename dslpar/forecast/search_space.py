@@ -23,7 +23,7 @@ from dslpar.layout.family_interface import conditions, is_chain, splits_sequence
 from dslpar.layout.modes import MODES, combines, context_forms
 from dslpar.layout.resolve import can_defer_weight_gradients, heads_of, offloads, with_zero
 from dslpar.schema.parallel_forms import is_of_libai
-from dslpar.schema.sections import ContextParallel, TensorParallel
+from dslpar.schema.sections import ContextParallel, ExpertParallel, Model, TensorParallel
 
 MOST_MICRO_SIZES = 6
 """The most micro-batch sizes tried per layout: the smallest legal one and its doubles, besides the config's own."""
@@ -90,8 +90,36 @@ def series(workloads: Workloads, pins: Pins) -> Iterator[list[Alternatives]]:
                         Candidate(pipe, chunks, split, tensor, context, zero, micro_size, interval)
                         for interval in intervals
                     ]
-                    growing.append([each for each in made if pins(each)])
-                yield [alternatives for alternatives in growing if alternatives]
+                    growing.append(made)
+                for expert in _expert_sizes(workloads, tensor, context, pipe, zero):
+                    of_expert = [[each._replace(expert=expert) for each in made] for made in growing]
+                    kept = [[each for each in made if pins(each)] for made in of_expert]
+                    yield [alternatives for alternatives in kept if alternatives]
+
+
+def _expert_sizes(
+    workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None, pipe: int, zero: int
+) -> Iterator[ExpertParallel | None]:
+    """Yield the ways to send a mixture's tokens to their experts; None, to gather them, comes first.
+
+    Tried are the numbers of ranks that divide the experts: whole tensor groups of as many replicas as divide all. The
+    config's own `chunks` are kept. A traced model has its own way alone.
+    """
+    job, own = workloads.job, workloads.own.expert
+    config = None if isinstance(job.spec.model, Model) else job.spec.model.transformers
+    experts = None if config is None else config.size("experts")
+    if experts is None or workloads.base.costs.units:
+        yield own
+        return
+    yield None
+    group = workloads.cuboid(tensor, context).size
+    within_replica = zero == 3 or offloads(job.spec, "optimizer") or (zero == 0 and job.spec.precision.dtype != "fp32")
+    for e in divisors(job.mesh.world_size // (pipe * group)):
+        size = group * e
+        is_own = own is not None and size == own.size
+        if (e > 1 and within_replica) or (not is_own and (size == 1 or experts % size)):
+            continue
+        yield ExpertParallel(size=size, chunks=1 if own is None else own.chunks)
 
 
 Shape = tuple[TensorParallel, ContextParallel | None, int, list[int]]

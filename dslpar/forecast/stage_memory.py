@@ -24,6 +24,7 @@ and step, which does not. A search for layouts computes the second candidate onc
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
@@ -42,6 +43,9 @@ COMMUNICATOR = 0.55 * 2**30
 FRAGMENTATION = 0.01
 """Overhead of torch's allocator, as a share of the memory that is freed and allocated in a step. nanotron's measured
 peaks show no larger share."""
+UNEVEN = 2.0
+"""Load of the fullest rank's experts, in all of its layers and relative to the even load, for which memory is reported.
+A balance loss keeps loads well below it, and nothing else bounds them, as no token is dropped."""
 ROUNDING = 1e-3
 """Relative tolerance for comparing two sums of the same activations that were added in different orders."""
 
@@ -159,6 +163,16 @@ def stage_memory(workload: Workload, pipe_rank: int, fixed: WithoutActivations |
 def binding(workload: Workload) -> StageMemory:
     """Return the memory of the pipeline rank that needs the most."""
     return max((stage_memory(workload, rank) for rank in range(workload.mesh.pipe)), key=lambda each: each.total)
+
+
+def binding_at_uneven_load(workload: Workload) -> StageMemory | None:
+    """Return the memory of the rank that needs the most if its experts get `UNEVEN` times the even load.
+
+    It is None unless the workload sends tokens to experts.
+    """
+    if not float(workload.costs.layer.memory.of_rows):
+        return None
+    return binding(replace(workload, expert_load=UNEVEN))
 
 
 def _backward(workload: Workload, fixed: WithoutActivations, needed: Activations) -> PeakCandidate:

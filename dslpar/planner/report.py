@@ -14,8 +14,9 @@ from dslpar.forecast.device import GIB
 from dslpar.forecast.model_states import owner_of
 from dslpar.forecast.plan import AT_FULL_SPEED, Forecast
 from dslpar.forecast.search import Option, leaders
-from dslpar.forecast.stage_memory import StageMemory
+from dslpar.forecast.stage_memory import UNEVEN, StageMemory
 from dslpar.forecast.workload import Workload
+from dslpar.layout.transformers_costs import num_parameters
 from dslpar.planner.planning import Plan, Suggestion
 from dslpar.schema.sections import TensorParallel
 
@@ -41,6 +42,7 @@ def as_record(plan: Plan) -> dict[str, object]:
         "device_bytes": round(own.machine.device.memory_bytes),
         "error": {"half": own.machine.error.half, "nine_of_ten": own.machine.error.nine_of_ten},
         "num_legal": plan.num_legal,
+        "uneven_experts": _uneven_record(own),
     }
 
 
@@ -52,6 +54,13 @@ def as_json(plan: Plan) -> str:
 def _memory_record(stage: int, memory: StageMemory) -> dict[str, object]:
     parts = {name: round(getattr(memory, name)) for name in PARTS}
     return {"stage": stage, **parts, "total": round(memory.total)}
+
+
+def _uneven_record(own: Forecast) -> dict[str, object] | None:
+    found = own.at_uneven_load
+    if found is None:
+        return None
+    return {"load": UNEVEN, "stage": found.pipe_rank, "bytes": round(found.total), "verdict": own.uneven_verdict}
 
 
 def _suggestion_record(suggestion: Suggestion) -> dict[str, object]:
@@ -109,6 +118,9 @@ def _name(workload: Workload) -> str:
 def _parameters(workload: Workload) -> float:
     """Return the model's number of parameters: the sum over the ranks of one replica, with shared weights once."""
     mesh, costs = workload.mesh, workload.costs
+    config = getattr(workload.model, "transformers", None)
+    if mesh.tensor.exchanges_tokens and (known := num_parameters(config)) is not None:
+        return float(known)
     layers = costs.layer.memory.weights * (1 if costs.units else sum(workload.counts))
     held = layers + costs.first.memory.weights + costs.last.memory.weights
     return float(held - costs.tied) * mesh.tensor.size / mesh.tensor.d
@@ -123,6 +135,15 @@ def _own_lines(plan: Plan) -> Iterator[str]:
     thrashes = f"; above {100 * AT_FULL_SPEED:.0f} % it thrashes" if own.verdict == "tight" and own.thrashes else ""
     yield f"         {_VERDICTS[own.verdict]}: {where} {needs:.1f} of {has:.1f} GiB{thrashes}"
     yield from _waterfall(own)
+    yield from _uneven_lines(own)
+
+
+def _uneven_lines(own: Forecast) -> Iterator[str]:
+    """Yield the memory of a rank whose experts get more than the even load, if tokens are sent to experts."""
+    found = own.at_uneven_load
+    if found is not None:
+        verdict = "" if own.uneven_verdict == "fits" else f" ({_VERDICTS[own.uneven_verdict or own.verdict]})"
+        yield f"  {found.total / GIB:.1f} GiB if a rank's experts get {UNEVEN:g} times the even load{verdict}"
 
 
 def _candidate(plan: Plan) -> Candidate:
@@ -150,7 +171,8 @@ def _note(name: str, own: Forecast) -> str:
         return f"{held:g} micro-batch{'es' * (held != 1)} in flight x {layers} layers{again}"
     if name == "optimizer" and workload.zero and (copies := workload.mesh.size(*workload.mesh.zero_axes)) > 1:
         of = "replicas" if copies == workload.mesh.data else "ranks with the same weights"
-        return f"over {copies} {of} (ZeRO {workload.zero})"
+        experts = f", experts over {workload.mesh.size('expert_data')}" if workload.mesh.tensor.e > 1 else ""
+        return f"over {copies} {of}{experts} (ZeRO {workload.zero})"
     if name == "weights" and (frozen := owner_of(workload, own.binding_rank).frozen):
         return f"{100 * frozen / workload.weights(own.binding_rank):.1f} % frozen"
     if name == "outside":
@@ -173,6 +195,9 @@ def describe(workload: Workload, candidate: Candidate) -> str:
     parts += [f"data {mesh.data}"] if mesh.data > 1 else []
     parts += [f"context {mesh.tensor.context} ({mesh.tensor.impl})"] if mesh.tensor.context > 1 else []
     parts += [f"tensor {_tensor(candidate.tensor)}"] if mesh.tensor.size > mesh.tensor.context else []
+    if mesh.tensor.exchanges_tokens:
+        parts_of = f" in {mesh.tensor.expert_chunks} chunks" if mesh.tensor.expert_chunks > 1 else ""
+        parts += [f"expert {mesh.size('expert')}{parts_of}"]
     parts += [f"ZeRO {workload.zero}", f"micro {workload.micro_size} x {workload.micro_batches}"]
     parts += [f"recomputed in groups of {candidate.interval}"] if candidate.interval else []
     return ", ".join(parts)

@@ -14,7 +14,7 @@ from dslpar.core.visible import json_text, visible
 from dslpar.forecast import comparison
 from dslpar.forecast.device import GIB
 from dslpar.forecast.plan import Forecast
-from dslpar.forecast.stage_memory import StageMemory, stage_memory
+from dslpar.forecast.stage_memory import UNEVEN, StageMemory, binding_at_uneven_load, stage_memory
 from dslpar.forecast.workload import workload_of
 from dslpar.layout import bubble
 from dslpar.layout.deepspeed_config import ds_config
@@ -175,6 +175,9 @@ def _memory_lines(job: Job, made: Forecast | None) -> Iterator[str]:
         device = made.machine.device
         line += f" ({device.name} has {device.memory_bytes / GIB:.1f}: {made.verdict})"
     yield line
+    workload = workload_of(job) if made is None else made.workload
+    if workload is not None and (uneven := binding_at_uneven_load(workload)) is not None:
+        yield f"  experts  {uneven.total / GIB:.1f} GiB if a rank's experts get {UNEVEN:g} times the even load"
 
 
 def _percent(share: float) -> str:

@@ -170,6 +170,40 @@ def test_beside_adapters_what_is_frozen_has_no_state(zero: int, dtype: str) -> N
         assert found["backwards"] == pytest.approx(peak, rel=3 * TOLERANCE), held
 
 
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+@pytest.mark.parametrize(
+    ("zero", "dtype", "data", "size"),
+    sampled([(0, "fp32", 4, 2), (1, "bf16", 4, 2), (1, "fp32", 2, 2), (2, "bf16", 4, 2)], {(1, "fp32", 2, 2)}),
+)
+def test_experts_have_the_states_of_their_own_replicas(zero: int, dtype: str, data: int, size: int) -> None:
+    """Experts are divided over `size` replicas, so data / size ranks share the optimizer states of each."""
+    config = {
+        "num_hidden_layers": 8,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "num_local_experts": 4,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": LENGTH,
+        "tie_word_embeddings": False,
+    }
+    mixtral = sections.OtherModel(target="transformers.MixtralForCausalLM", args={"config": config})
+    made = job(
+        data,
+        model=mixtral,
+        parallel=sections.Parallel(expert=sections.ExpertParallel(size=size)),
+        zero=sections.Zero(stage=zero, extra=KEYS[zero]),
+        precision=sections.Precision(dtype=dtype),
+        batch=sections.Batch(micro_size=1, accumulation=3),
+    )
+    held, own = states(workload(made), 0), owner_of(workload(made), 0)
+    assert 0.6 < own.experts / own.elements < 0.9
+    assert own.shard == (own.elements - own.experts) / data + own.experts / (data // size)
+    for found in on_ranks(data, _held, made, init="deepspeed"):
+        assert found["resting"] == pytest.approx(held.resting, rel=TOLERANCE), held
+
+
 @pytest.mark.parametrize("dtype", sampled(("fp32", "bf16"), ()))
 def test_zero_3_gathers_few_weights_where_few_may_be_live(dtype: str) -> None:
     made = trained("data 2", 3, dtype)

@@ -7,12 +7,11 @@ indices.
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.costs import memory, traffic
@@ -20,7 +19,6 @@ from dslpar.costs.collective_traffic import Number
 from dslpar.costs.layers import Mixture
 from dslpar.costs.transformers_costs import costs_function
 from dslpar.distributed.groups import Groups
-from dslpar.models.layered import build_module
 from dslpar.schema.sections import OtherModel
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
