@@ -28,7 +28,8 @@ the forward; the backward reuses the sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +45,20 @@ It also runs with m = 0, and its result must then depend on the rows and on all 
 """
 EXPERT_AXES = ("e", *TENSOR_AXES)
 """Axes over which experts are divided, from slow to fast."""
+
+
+class Route(NamedTuple):
+    """Where the rows of a part of a rank's tokens go, and where the rows that it receives come from."""
+
+    order: Tensor
+    """The (token, choice) pairs by expert, which is the order in which rows are sent."""
+    by_expert: Tensor
+    """The received rows by expert."""
+    counts: Tensor
+    """Received rows of each expert of this rank."""
+    sent: Sequence[int]
+    received: Sequence[int]
+    """Rows to each rank, and from each rank."""
 
 
 class TokenExchange:
@@ -66,18 +81,24 @@ class TokenExchange:
         return torch.cat([self._run_part(own, at, by, experts) for own, at, by in zip(*parts, strict=True)])
 
     def _run_part(self, x: Tensor, index: Tensor, weights: Tensor, experts: RunExperts) -> Tensor:
-        (tokens, k), ranks = index.shape, self._axis.size
-        order = index.flatten().argsort(stable=True)
-        counts = torch.bincount(index.flatten(), minlength=ranks * self.share).view(ranks, self.share)
-        arriving = collectives.all_to_all(counts, self._axis, 0, 0).view(ranks, self.share)
-        sent, received = torch.stack([counts.sum(1), arriving.sum(1)]).tolist()
+        tokens, k = index.shape
+        order, by_expert, counts, sent, received = self._route(index)
         rows = collectives.exchange_rows_autograd(x[order // k], self._axis, sent, received)
-        by_expert = _expert_of_rows(arriving).argsort(stable=True)
-        y = experts(rows[by_expert], arriving.sum(0))
+        y = experts(rows[by_expert], counts)
         y = y.new_zeros(y.shape).index_copy(0, by_expert, y)
         y = collectives.exchange_rows_autograd(y, self._axis, received, sent)
         y = y.new_zeros(y.shape).index_copy(0, order, y).view(tokens, k, x.shape[-1])
         return (y * weights.unsqueeze(-1).to(y.dtype)).sum(1)
+
+    def _route(self, index: Tensor) -> Route:
+        """Exchange how many rows each rank sends for each expert, and return the ways of the rows."""
+        ranks = self._axis.size
+        order = index.flatten().argsort(stable=True)
+        counts = torch.bincount(index.flatten(), minlength=ranks * self.share).view(ranks, self.share)
+        arriving = collectives.all_to_all(counts, self._axis, 0, 0).view(ranks, self.share)
+        sent, received = torch.stack([counts.sum(1), arriving.sum(1)]).tolist()
+        by_expert = _expert_of_rows(arriving).argsort(stable=True)
+        return Route(order, by_expert, arriving.sum(0), sent, received)
 
 
 def _expert_of_rows(arriving: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.point_to_point import Boundary, Forms
@@ -57,6 +58,7 @@ from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Action, Orders
 from dslpar.layout.simulation import held
 from dslpar.models.layered import LayeredModel, LayerSpec
+from dslpar.schema.sections import Model
 
 Key = tuple[str, str]
 """(operation, axes)."""
@@ -224,7 +226,9 @@ class _Dry:
 
     def _residual(self) -> Forms:
         job = self.job
-        hidden: int = job.spec.model.hidden_size  # type: ignore[union-attr]  # models with known inputs have it
+        model = job.spec.model
+        config = None if isinstance(model, Model) else model.transformers
+        hidden: Any = model.hidden_size if config is None else config.size("hidden")  # type: ignore[union-attr]
         stored = placement.residual(self.mesh.tensor, job.batch.micro_size, job.seq_len, hidden)
         return [(DTYPES[job.spec.precision.dtype], stored.local_shape)]
 

@@ -2,9 +2,9 @@
 
 - Layers are alike if the same functions build and apply them, whatever their number and name.
 - Stages are alike if they have the same layers in the same order, and the same place: first, last, or between.
-- Ranks that differ only in their data coordinate are alike, since nothing is sharded over data.
-- Ranks that differ in tensor coordinates have different shards of the same shapes. A dry run compares the first and the
-  last rank of a tensor group.
+- Ranks that differ only in their data coordinate are alike, since nothing but experts is sharded over data.
+- Ranks that differ in tensor coordinates have different shards of the same shapes, and so have the ranks of different
+  experts. A dry run compares the first and the last rank of a tensor group, or of a group that holds all experts.
 
 In the dry run of a class, consecutive layers that are alike are shortened to one layer, or to the group of layers that
 activation checkpointing recomputes together.
@@ -71,7 +71,9 @@ def _shortened(positions: Sequence[int], kinds: Sequence[int], most: int) -> tup
 
 
 def representatives(mesh: Mesh) -> list[Coord]:
-    """Return the tensor coordinates of the first and the last rank of a tensor group."""
+    """Return the coordinates of the first and the last rank of a tensor group, or of a group that holds all experts."""
     first = dict.fromkeys(TENSOR_AXES, 0)
     last = {axis: mesh.sizes[axis] - 1 for axis in TENSOR_AXES}
+    if mesh.size("e") > 1:
+        first, last = {"data": 0, **first}, {"data": mesh.size("e") - 1, **last}
     return [first] if first == last else [first, last]

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
 from torch.library import _scoped_library
 
-from dslpar.core.mesh import Mesh
+from dslpar.core.mesh import Mesh, expand
 from dslpar.distributed.groups import Groups
 
 OTHER = "other"
@@ -161,8 +161,13 @@ class _Recorder:
 
 
 def axes_of(mesh: Mesh, rank: int, ranks: list[int]) -> str:
-    """Return the axes on which these ranks differ: "d q", or "pipe[0, 3]" if they are a part of one axis."""
+    """Return the axes on which these ranks differ: "d q", or "pipe[0, 3]" if they are a part of one axis.
+
+    A group that holds all experts has the name "e", with the tensor axes, also if it has all data ranks.
+    """
     coords = [mesh.coord(each) for each in ranks]
+    if mesh.size("e") > 1 and sorted(ranks) == sorted(mesh.peers(rank, "expert")):
+        return " ".join(letter for letter in expand(("expert",)) if mesh.size(letter) > 1)
     letters = [letter for letter in mesh.sizes if any(coord[letter] != coords[0][letter] for coord in coords)]
     if sorted(ranks) == sorted(mesh.peers(rank, *letters)):
         return " ".join(letters)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from dslpar.core.errors import DslparError
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.point_to_point import Form, Forms, forms_of
+from dslpar.dry_run.even_routing import even_routing
 from dslpar.dry_run.fused_kernels import fused_kernels
 from dslpar.dry_run.recorder import Call, dtype_name, recording
 from dslpar.layers.parameter import defer_sums, mark_owners, placement_of
@@ -34,7 +35,9 @@ from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Kind
 from dslpar.models.layered import LayeredModel, LayerSpec, Loss, forward_steps
 from dslpar.models.recompute import Step, run_layers
-from dslpar.schema.sections import ImageModel, TokenModel
+from dslpar.layout.transformers_data_types import inputs_of
+from dslpar.schema.policy import DECODER_INPUTS
+from dslpar.schema.sections import ImageModel, Model, TokenModel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 META = torch.device("meta")
@@ -116,7 +119,7 @@ def run_stage(job: Job, model: LayeredModel, part: Part, groups: Groups, inputs:
             raise StageError(f"cannot be built: {message_of(error)}") from error
         forward = _Forward(job, specs, module)
         loss_fn = model.loss(groups) if part.is_last else None
-        with recording(groups) as calls:
+        with recording(groups) as calls, even_routing() if is_decoder(job) else nullcontext():
             run = _run(job, forward, loss_fn, inputs, module, calls)
     run.parameters = _parameters(specs, module)
     run.repeated = forward.repeated
@@ -279,14 +282,28 @@ def input_form(job: Job) -> Form:
         return torch.int64, (micro, job.seq_len)
     if isinstance(model, ImageModel) and not model.TOKENS_BESIDE_PATCHES:
         return DTYPES[job.spec.precision.dtype], (micro, model.num_channels, model.image_size, model.image_size)
+    if is_decoder(job):
+        return torch.int64, (micro, job.seq_len)
     name = getattr(model, "target", type(model).__name__)
-    raise NoDryRunError(f"the inputs of {name} are unknown without data: a dry run supports GPT and ResMLP")
+    supported = "GPT, ResMLP and transformers' decoders with data.seq_len"
+    raise NoDryRunError(f"the inputs of {name} are unknown without data: a dry run supports {supported}")
+
+
+def is_decoder(job: Job) -> bool:
+    """Return whether the model is a transformers decoder whose samples are sequences of a known length."""
+    model = job.spec.model
+    config = None if isinstance(model, Model) else model.transformers
+    known = config is not None and config.is_causal and config.model.endswith(_DECODERS)
+    return known and job.seq_len > 0 and inputs_of(job) == DECODER_INPUTS
+
+
+_DECODERS = ("ForCausalLM", "LMHeadModel")
 
 
 def label_form(job: Job) -> Form:
     """Return the form of a micro-batch's labels."""
     model, micro = job.spec.model, job.batch.micro_size
-    return torch.int64, (micro, job.seq_len) if isinstance(model, TokenModel) else (micro,)
+    return torch.int64, (micro, job.seq_len) if isinstance(model, TokenModel) or is_decoder(job) else (micro,)
 
 
 def empty(form: Form) -> Tensor:

@@ -15,7 +15,8 @@ applied to the vector of all indices. Boxes tile the parameter under two conditi
 1. On every dim, different pieces are disjoint, and together they cover the dim.
 2. Every combination of pieces, one per dim, is on some rank.
 
-Only tensor ranks are checked, because parameters are not split over data and pipeline ranks.
+Tensor ranks are checked, and the data ranks over which experts are divided ("e"). Nothing else is split over data and
+pipeline ranks.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 
 from dslpar.core.mesh import TENSOR_AXES
+from dslpar.layers.token_exchange import EXPERT_AXES
 from dslpar.layers.placement import Letters, Placement
 
 Ranges = tuple[tuple[int, int], ...]
@@ -40,7 +42,7 @@ def tiling_errors(placement: Placement) -> list[str]:
     Errors are indices on no rank or in two pieces, boxes on no rank, and boxes without exactly one owner.
     """
     tensor = placement.tensor
-    sizes = {letter: getattr(tensor, letter) for letter in TENSOR_AXES}
+    sizes = {letter: getattr(tensor, letter) for letter in EXPERT_AXES}
     if unknown := [letter for letters in placement.cuts for letter in letters if letter not in sizes]:
         return [f"sharded over {' '.join(unknown)}, which is not an axis of the cuboid"]
     if len(placement.cuts) != len(placement.shape):
@@ -82,13 +84,17 @@ def _ranges(piece: torch.Tensor) -> Ranges:
 
 def _coords(letters: Letters, sizes: Mapping[str, int]) -> list[dict[str, int]]:
     """Return all coordinates on the axes `letters`, with index 0 on the other axes."""
-    axes = dict.fromkeys(letters)
-    origin = dict.fromkeys(TENSOR_AXES, 0)
-    return [origin | dict(zip(axes, at, strict=True)) for at in product(*(range(sizes[letter]) for letter in axes))]
+    axes = {_COORD.get(letter, letter): sizes[letter] for letter in letters}
+    origin = dict.fromkeys(("data", *TENSOR_AXES), 0)
+    return [origin | dict(zip(axes, at, strict=True)) for at in product(*map(range, axes.values()))]
 
 
 def _on(coord: Mapping[str, int], letters: Letters) -> tuple[int, ...]:
-    return tuple(coord[letter] for letter in dict.fromkeys(letters))
+    return tuple(coord[_COORD.get(letter, letter)] for letter in dict.fromkeys(letters))
+
+
+_COORD = {"e": "data"}
+"""Axis of a rank's coordinate for a letter of a placement: e is the fast part of the data axis."""
 
 
 def _dim_errors(placement: Placement, dim: int, pieces: Mapping[tuple[int, ...], Ranges]) -> list[str]:
@@ -112,7 +118,7 @@ def _box_errors(placement: Placement, dims: list[dict[tuple[int, ...], Ranges]],
     """Check that every combination of pieces is on equally many ranks, and that one of these ranks owns it."""
     boxes: Counter[tuple[Ranges, ...]] = Counter()
     owners: Counter[tuple[Ranges, ...]] = Counter()
-    for coord in _coords(TENSOR_AXES, sizes):
+    for coord in _coords(EXPERT_AXES if placement.is_expert else TENSOR_AXES, sizes):
         box = tuple(pieces[_on(coord, letters)] for pieces, letters in zip(dims, placement.cuts, strict=True))
         boxes[box] += 1
         owners[box] += placement.owner(coord)

@@ -92,6 +92,21 @@ def tensor_size(value: object, view: View, row: Row) -> Outcome:
     return changed(row.to, value, "only dslpar's layers are partitioned", also)
 
 
+def expert_size(value: object, view: View, row: Row) -> Outcome:
+    """Convert AutoEP's size to the number of ranks that hold all experts, if AutoEP is enabled."""
+    of_one = view.get("expert_parallel.expert_tensor_parallel_size", 1)
+    if view.get("expert_parallel.enabled") is not True or (value == 1 and of_one == 1):
+        return dropped("1 means none" if value == 1 else "AutoEP is not enabled")
+    if type(value) is not int or type(of_one) is not int:
+        return needed("it is the number of ranks that together hold all experts", row.to)
+    return changed(row.to, value * of_one, "the ranks that together hold all experts")
+
+
+def enabled_experts(value: object, view: View, row: Row) -> Outcome:
+    """Drop AutoEP's switch."""
+    return dropped(row.why if value is True else "off")
+
+
 def offload(value: object, view: View, row: Row) -> object:
     """Convert a switch of offloading: True becomes the device "cpu", and False is dropped."""
     return "cpu" if value else dropped("off")

@@ -60,6 +60,27 @@ def tensor_size(value: float, view: View, row: Row) -> Outcome:
 
 
 @number
+def expert_size(value: float, view: View, row: Row) -> Outcome:
+    """Convert the size of expert parallelism to the number of ranks that hold all experts.
+
+    Megatron-LM divides each expert over as many ranks as a layer, unless expert_tensor_parallel_size says otherwise.
+    dslpar's ranks hold whole experts, fewer of them.
+    """
+    of_one = view.any_of("expert_tensor_parallel_size", "tensor_model_parallel_size") or 1
+    if type(of_one) is not int or value != int(value):
+        return needed("it is the number of ranks that together hold all experts", row.to)
+    if value * of_one == 1:
+        return dropped("1 means none")
+    factor = f"{value:g} * {of_one} ranks of one expert" if of_one > 1 else f"{value:g} ranks"
+    return changed(row.to, int(value) * of_one, f"{factor}: those that together hold all experts")
+
+
+def dispatcher(value: object, view: View, row: Row) -> Outcome:
+    """Drop the way of tokens to experts, which parallel.expert decides."""
+    return dropped(row.why) if value in ("alltoall", "allgather") else needed(f"{value!r}: dslpar has no such way")
+
+
+@number
 def context_parallel(value: float, view: View, row: Row) -> Outcome:
     """Convert the size of context parallelism."""
     return dropped("1 means none") if value == 1 else row.as_is(value)

@@ -185,7 +185,7 @@ class Parallel:
     expert: ExpertParallel | None = key(
         default=None,
         synonyms="expert_parallel_size expert_model_parallel_size expert_parallel ep_size ep moe_expert_parallel_size "
-        "autoep_size",
+        "autoep_size expert_parallel_degree",
     )
     """Expert parallelism, for mixtures of experts: a number, or dict(size=, chunks=)."""
     order: AxisOrder | None = key(default=None, resume="free")

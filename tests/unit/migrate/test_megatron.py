@@ -144,3 +144,34 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "(Megatron-LM) -> " in capsys.readouterr().out
     assert not [item for item in check.lint(check.load(out), 32) if item.severity == "error"]
     assert read_text(out.read_text(), str(out)).name == "dslpar"
+
+
+MIXTURE = (
+    "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 "
+    "--tensor-model-parallel-size {tensor} --expert-model-parallel-size {expert} {more}"
+)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expert", "more", "size"),
+    [
+        (1, 8, "", 8),
+        (2, 4, "", 8),  # Megatron-LM divides each expert over the tensor ranks, too
+        (2, 4, "--expert-tensor-parallel-size 1", 4),
+    ],
+)
+def test_expert_parallelism_of_megatron_lm_becomes_the_ranks_that_hold_all_experts(
+    tensor: int, expert: int, more: str, size: int
+) -> None:
+    told = fates(made_of(MIXTURE.format(tensor=tensor, expert=expert, more=more), "run.sh"))
+    assert told["--expert-model-parallel-size"] == ("changed", "parallel.expert.size", size)
+
+
+def test_what_of_a_mixture_has_a_counterpart_and_what_needs_its_author() -> None:
+    more = "--moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-router-load-balancing-type none "
+    more += "--moe-aux-loss-coeff 1e-2 --num-experts 8 --moe-router-topk 2 --moe-expert-capacity-factor 1.5 "
+    told = fates(made_of(MIXTURE.format(tensor=1, expert=1, more=more), "run.sh"))
+    dropped = ("--expert-model-parallel-size", "--moe-grouped-gemm", "--moe-token-dispatcher-type")
+    assert {told[key][0] for key in (*dropped, "--moe-router-load-balancing-type")} == {"dropped"}
+    needed = ("--num-experts", "--moe-router-topk", "--moe-aux-loss-coeff", "--moe-expert-capacity-factor")
+    assert {told[key][0] for key in needed} == {"needed"}

@@ -844,6 +844,32 @@ def test_keys_that_deepspeed_accepts_under_another_name() -> None:
     assert unknown == [f"{section}.overlap_com"]
 
 
+@pytest.mark.parametrize(
+    ("section", "fate"),
+    [
+        ({"enabled": True, "autoep_size": 4}, ("changed", "parallel.expert.size", 4)),
+        (
+            {"enabled": True, "autoep_size": 4, "expert_tensor_parallel_size": 2},
+            ("changed", "parallel.expert.size", 8),
+        ),
+        ({"enabled": True, "autoep_size": 1}, ("dropped", "", None)),
+        ({"enabled": False, "autoep_size": 4}, ("dropped", "", None)),
+    ],
+)
+def test_autoep_becomes_expert_parallelism(section: dict[str, Any], fate: tuple[str, str, object]) -> None:
+    more = {"preset_model": "mixtral", "use_grouped_mm": True, "load_balance_coeff": 0.1}
+    config = {"train_batch_size": 8, "zero_optimization": {"stage": 1}, "expert_parallel": section | more}
+    told = fates(made_of(json.dumps(config), "ds.json"))
+    assert told["expert_parallel.autoep_size"] == fate
+    assert told["expert_parallel.load_balance_coeff"][0] == "needed"
+    assert {told[f"expert_parallel.{key}"][0] for key in ("enabled", "preset_model", "use_grouped_mm")} == {"dropped"}
+
+
+def test_every_key_of_autoep_has_a_row() -> None:
+    patterns = {row.pattern for row in TABLES["deepspeed"].rows}
+    assert {f"expert_parallel.{key}" for key in deepspeed_policy.KEYS["expert_parallel"]} <= patterns
+
+
 def test_every_other_name_of_deepspeeds_has_a_row() -> None:
     patterns = {row.pattern.removesuffix(".**") for row in TABLES["deepspeed"].rows}
     names = {name for name in (*deepspeed_policy.OTHER_NAMES, *deepspeed_policy.DEPRECATED) if name.startswith("zero")}

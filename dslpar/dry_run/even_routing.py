@@ -1,0 +1,78 @@
+"""Even routing: each expert gets as many tokens, for tensors without values.
+
+    with even_routing():
+        module(x)
+
+A dry run of a transformers model runs in it. A router's choices are numbers, which the meta device does not have. In the body, mixtures on the meta device run
+transformers' grouped products, and send as many rows to each rank. An overloaded rank would receive more
+(`dslpar.forecast.stage_memory.UNEVEN`). A mixture that gathers its tokens runs its experts on all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dslpar.distributed import collectives
+from dslpar.layers.token_exchange import Route, TokenExchange
+
+_READ, _EQUAL = torch.ops.aten._local_scalar_dense, torch.ops.aten.equal
+
+
+@contextmanager
+def even_routing() -> Iterator[None]:
+    """Let routers choose each expert equally often in the body, for tensors on the meta device."""
+    from transformers.integrations import moe  # imported already, with the model
+
+    from dslpar.policies.experts import Experts
+
+    run = Experts._run
+
+    def with_grouped_products(self: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        own = self.module[0]
+        if own.config._experts_implementation != "grouped_mm":
+            own.config = copy.copy(own.config)
+            own.config._experts_implementation = "grouped_mm"
+        return run(self, x, index, weights)
+
+    def in_half_precision(x: Tensor, weight: Tensor, offsets: Tensor) -> bool:
+        return weight.dtype is torch.bfloat16  # torch's kernel on the meta device has no other
+
+    with (
+        patch.object(TokenExchange, "_route", _even_route),
+        patch.object(Experts, "_run", with_grouped_products),
+        patch.object(moe, "_can_use_grouped_mm", in_half_precision),
+        _YesToAll(),
+    ):
+        yield
+
+
+class _YesToAll(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers True where code asks whether two tensors are equal, or a mixture whether any token chose its experts."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func.overloadpacket is _EQUAL and args[0].is_meta:
+            return True
+        if func.overloadpacket is _READ and args[0].is_meta and args[0].dtype is torch.bool:
+            return True
+        return func(*args, **(kwargs or {}))
+
+
+def _even_route(self: TokenExchange, index: Tensor) -> Route:
+    """Return a route on which each rank gets as many rows, up to one."""
+    ranks, pairs = self._axis.size, index.numel()
+    counts = index.new_empty(ranks, self.share)
+    arriving = collectives.all_to_all(counts, self._axis, 0, 0).view(ranks, self.share)
+    sent = [pairs * (rank + 1) // ranks - pairs * rank // ranks for rank in range(ranks)]
+    received = [sent[self._axis.index]] * ranks
+    by_expert = index.new_empty(sum(received))
+    return Route(index.flatten().argsort(stable=True), by_expert, arriving.sum(0), sent, received)

@@ -1,0 +1,96 @@
+"""Dry runs of a mixture whose tokens are sent to experts: no problem on any kind of rank, and the forecast's counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dslpar.core.mesh import TensorMesh
+from dslpar.dry_run.dry_run import DryRun, dry_run
+from dslpar.dry_run.tiling import tiling_errors
+from dslpar.forecast.workload import workload_of
+from dslpar.layers.placement import Placement
+from dslpar.layout.resolve import Job
+from dslpar.linter import check
+from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+pytestmark = pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+
+CONFIG = """
+model = dict(type='transformers.MixtralForCausalLM', config=dict(
+    num_hidden_layers=4, hidden_size=64, num_attention_heads=8, num_key_value_heads=4, intermediate_size=96,
+    vocab_size=257, num_local_experts=8, max_position_embeddings=32, tie_word_embeddings=False, pad_token_id=None))
+data = dict(type='tokens', path='none', seq_len=32)
+batch = dict(micro_size=8, accumulation=4)
+train = dict(steps=10)
+zero = 1
+"""
+SEQUENCE = "tensor=dict(size=2, mode='1d', sequence=True)"
+LAYOUTS = {
+    "experts over data": (4, "expert=4", ""),
+    "experts over data and tensor, pipeline": (8, f"pipeline=2, {SEQUENCE}, expert=4", "precision = 'bf16'"),
+    "experts over a half of data, recomputed": (4, "expert=2", "activation_checkpoint = dict(interval=1)"),
+    "2d, in chunks": (8, "tensor=dict(size=4, mode='2d'), expert=dict(size=8, chunks=2)", ""),
+    "gathered tokens": (2, SEQUENCE, ""),
+}
+QUICK = {"experts over data and tensor, pipeline"}
+
+
+def job_of(layout: str) -> Job:
+    world, parallel, more = LAYOUTS[layout]
+    return check.resolve(check.load_text(f"{CONFIG}parallel = dict({parallel})\n{more}\n", "dry.py"), world)
+
+
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, QUICK))
+def test_every_kind_of_rank_has_no_problem_and_what_is_forecast(layout: str) -> None:
+    on_ranks(1, _find_nothing, layout, init=None)
+
+
+def _find_nothing(layout: str) -> None:
+    job = job_of(layout)
+    tensor, workload = job.mesh.tensor, workload_of(job)
+    assert workload is not None
+    for rank in (0, job.mesh.world_size - 1):
+        result = dry_run(job, rank)
+        assert result.problems == [], rank
+        if not tensor.exchanges_tokens:
+            continue
+        pipe_rank = result.coord["pipe"]
+        assert sum(_elements(each.local_shape) for each in result.parameters.values()) == workload.weights(pipe_rank)
+        _check_exchange(job, result)
+        ran = {job.mesh.index(each, "expert") for each in result.classes[0].ran}
+        assert {0, job.mesh.size("expert") - 1} <= ran | {job.mesh.index(rank, "expert")}
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    total = 1
+    for length in shape:
+        total *= length
+    return total
+
+
+def _check_exchange(job: Job, result: DryRun) -> None:
+    """Compare the all-to-alls over the ranks of experts with the closed form; numbers of rows are int64."""
+    tensor, workload = job.mesh.tensor, workload_of(job)
+    assert workload is not None
+    axes = " ".join(letter for letter in ("e", "d", "q", "y", "z") if getattr(tensor, letter) > 1)
+    key, size = ("all_to_all", axes), workload.element_bytes
+    forward, backward = workload.costs.layer.traffic
+    counts = tensor.expert_chunks * 8 * (job.mesh.size("expert") - 1) / job.mesh.size("expert")
+    again = 2 if workload.recompute == "full" else 1
+    expected = again * (size * (forward[key] - counts) + 8 * counts) + size * backward[key]
+    calls = again * forward.calls[key] + backward.calls[key]
+    times = job.batch.accumulation * workload.counts[0]
+    found_calls, num_bytes = result.operations[key]
+    assert (found_calls, float(num_bytes)) == (times * calls, pytest.approx(times * float(expected)))
+
+
+def test_pieces_of_experts_over_data_ranks_tile_them() -> None:
+    tensor = replace(TensorMesh(y=2, mode="1d"), e=2, exchanges_tokens=True)
+    assert tiling_errors(Placement(tensor, (8, 4), (("e", "y"), ()))) == []
+    assert tiling_errors(Placement(tensor, (6, 4), (("e", "y"), ()), padded_rows=8)) == []
+    assert tiling_errors(Placement(tensor, (8, 4), (("e", "e"), ())))[0].startswith("dim 0, sharded over e e: 4 of 8")
+    assert "have no owner, or several" in " ".join(tiling_errors(Placement(tensor, (8, 4), (("e",), ()))))
