@@ -33,9 +33,9 @@ from dslpar.layers.weight_gradients import WeightGradients, splitting
 from dslpar.layout.deepspeed_config import keeps_gradients
 from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Kind
+from dslpar.layout.transformers_data_types import inputs_of
 from dslpar.models.layered import LayeredModel, LayerSpec, Loss, forward_steps
 from dslpar.models.recompute import Step, run_layers
-from dslpar.layout.transformers_data_types import inputs_of
 from dslpar.schema.policy import DECODER_INPUTS
 from dslpar.schema.sections import ImageModel, Model, TokenModel
 

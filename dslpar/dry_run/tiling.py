@@ -29,8 +29,8 @@ import numpy as np
 import torch
 
 from dslpar.core.mesh import TENSOR_AXES
-from dslpar.layers.token_exchange import EXPERT_AXES
 from dslpar.layers.placement import Letters, Placement
+from dslpar.layers.token_exchange import EXPERT_AXES
 
 Ranges = tuple[tuple[int, int], ...]
 """A piece: indices of one dim as half-open ranges."""

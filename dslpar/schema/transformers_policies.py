@@ -67,7 +67,7 @@ GLM4_MOE = Policy(
     experts=("model.layers.*.mlp.experts",),
     routers=("model.layers.*.mlp.gate",),
     per_head=("model.layers.*.self_attn.q_norm", "model.layers.*.self_attn.k_norm"),
-    requires=WITHOUT_AUXILIARY_LOSS,
+    requires=WITHOUT_ROUTER_NOISE,
 )
 """transformers' plan lacks the norms of heads, which `use_qk_norm` adds."""
 GPT_OSS = Policy(
@@ -77,7 +77,7 @@ GPT_OSS = Policy(
     head_vectors=("model.layers.*.self_attn.sinks",),
     experts=("model.layers.*.mlp.experts",),
     routers=("model.layers.*.mlp.router",),
-    requires=WITHOUT_AUXILIARY_LOSS,
+    requires=WITHOUT_ROUTER_NOISE,
 )
 
 
