@@ -109,7 +109,8 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
         """
         seed = self.micro_batch_seed if self.training else None
         steps = forward_steps(self._layers_of(self.stage), self.parameter_gather, seed)
-        return run_layers(steps, x, self._interval, self.offloads_inputs)
+        y: torch.Tensor = run_layers(steps, x, self._interval, self.offloads_inputs)
+        return y
 
     def built_layers(self) -> list[tuple[models.LayerSpec, nn.Module]]:
         """Return the layers of this rank's stages in order, each with its module."""

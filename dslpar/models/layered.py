@@ -191,7 +191,8 @@ class LayeredModule(nn.Module):
         layers = ((position, spec, layer) for position, (spec, layer) in enumerate(self.built_layers()))
         seed = self.micro_batch_seed if self.training else None
         steps = forward_steps(layers, self.parameter_gather, seed)
-        return run_layers(steps, x, self.interval, self.offloads_inputs)
+        y: Tensor = run_layers(steps, x, self.interval, self.offloads_inputs)
+        return y
 
     def built_layers(self) -> list[tuple[LayerSpec, nn.Module]]:
         """Return the layers in order, each with its module; a tied layer has its owner's module."""

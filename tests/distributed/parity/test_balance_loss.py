@@ -17,6 +17,7 @@ from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.parity.prove import Proof, prove
 from tests.support import warm
+from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.layout_factors import PLAIN, config_of
 from tests.support.maths_mutants import Mutant
 from tests.support.ranks import on_ranks
@@ -58,7 +59,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "2d 4, experts 8": {"data": 2, "mode": "2d 4", "expert": 8, "zero": 2},
     "3d 8, experts 8": {"mode": "3d 8", "expert": 8, "zero": 1},
     "adapters": {"data": 2, "adapters": True},
-    "compiled": {"data": 2, "compile": True},
 }
 
 
@@ -70,6 +70,12 @@ def test_a_layout_computes_the_loss_of_one_process(row: str) -> None:
         each for each in proof.not_proven if "the load-balancing loss for another accumulation" in each
     ]
     assert bool(says_accumulation) == (proof.runs[0].job.batch.accumulation > 1)
+
+
+@pytest.mark.prove
+@pytest.mark.filterwarnings(*[each.args[0] for each in TORCH_S_OWN_WARNINGS])
+def test_compiled_layers_compute_it() -> None:
+    is_proved(prove(job(data=2, mode="1d 2", compile=True)))
 
 
 @pytest.mark.prove
