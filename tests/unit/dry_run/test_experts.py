@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
 
 CONFIG = """
 model = dict(type='transformers.MixtralForCausalLM', config=dict(
-    num_hidden_layers=4, hidden_size=64, num_attention_heads=8, num_key_value_heads=4, intermediate_size=96,
+    num_hidden_layers=2, hidden_size=64, num_attention_heads=8, num_key_value_heads=4, intermediate_size=96,
     vocab_size=257, num_local_experts=8, max_position_embeddings=32, tie_word_embeddings=False, pad_token_id=None))
 data = dict(type='tokens', path='none', seq_len=32)
 batch = dict(micro_size=8, accumulation=4)
@@ -93,4 +93,7 @@ def test_pieces_of_experts_over_data_ranks_tile_them() -> None:
     assert tiling_errors(Placement(tensor, (8, 4), (("e", "y"), ()))) == []
     assert tiling_errors(Placement(tensor, (6, 4), (("e", "y"), ()), padded_rows=8)) == []
     assert tiling_errors(Placement(tensor, (8, 4), (("e", "e"), ())))[0].startswith("dim 0, sharded over e e: 4 of 8")
-    assert "have no owner, or several" in " ".join(tiling_errors(Placement(tensor, (8, 4), (("e",), ()))))
+    assert tiling_errors(Placement(tensor, (8, 4), (("e",), ()))) == [], "two equal copies along y"
+    assert tiling_errors(Placement(tensor, (8, 4), (("e",), ("e",)))) == [
+        "2 of 4 shards are on no rank: two dims are sharded over one axis"
+    ]
