@@ -37,6 +37,9 @@ _IMAGES = {
     "num_labels": 1000,
 }
 _T5 = {"d_model": HIDDEN, "d_kv": 16, "d_ff": 4 * HIDDEN, "num_heads": HEADS, "vocab_size": VOCABULARY}
+_GROUPS = {"n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 2, "moe_intermediate_size": 768}
+_LATENT = _GROUPS | {"q_lora_rank": 576, "kv_lora_rank": 504, "qk_rope_head_dim": 72, "qk_nope_head_dim": 32}
+_LATENT |= {"v_head_dim": 32, "num_key_value_heads": HEADS, "first_k_dense_replace": 3}
 _STAGES = {"embed_dim": 192, "num_heads": [12, 24, 48, 96], "num_labels": 1000}
 _NO_SIZES: Mapping[str, Any] = {}
 
@@ -97,11 +100,20 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "transformers.Qwen3MoeForCausalLM",
         _LLAMA | {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 768, "mlp_only_layers": [0]},
     ),
+    "DeepSeek-V3": ("transformers.DeepseekV3ForCausalLM", _LLAMA | _LATENT | {"n_group": 4, "topk_group": 2}),
+    "DeepSeek-V2": ("transformers.DeepseekV2ForCausalLM", _LLAMA | _LATENT),
+    "GLM-4.5": ("transformers.Glm4MoeForCausalLM", _LLAMA | _GROUPS | {"head_dim": 32, "use_qk_norm": True}),
+    "GPT-OSS": (
+        "transformers.GptOssForCausalLM",
+        _LLAMA | {"head_dim": 32, "num_local_experts": 16, "num_experts_per_tok": 4},
+    ),
 }
 """Name -> model type and sizes."""
 OF_TRANSFORMERS = tuple(name for name, (kind, _) in FAMILIES.items() if kind.startswith("transformers."))
 
-MIXTURES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE")
+OWN_ROUTERS = ("DeepSeek-V3", "DeepSeek-V2", "GLM-4.5", "GPT-OSS")
+"""Mixtures of which only rows written by hand are proved."""
+MIXTURES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE", *OWN_ROUTERS)
 """Families with experts, whose tokens `parallel.expert` sends to them."""
 
 DECODERS = tuple(name for name, (kind, _) in FAMILIES.items() if kind.endswith(("ForCausalLM", "LMHeadModel")))
@@ -142,7 +154,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 FACTORS: Mapping[str, tuple[Any, ...]] = {
-    "family": tuple(FAMILIES),
+    "family": tuple(name for name in FAMILIES if name not in OWN_ROUTERS),
     "mode": tuple(MODES),
     "keep": (None, "x", "w", "both", "none"),
     "residual": (None, "replicated", "sequence", "hidden", "batch"),

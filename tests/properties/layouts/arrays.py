@@ -24,7 +24,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 
-from tests.support.layout_factors import CONTEXTS, DECODERS, FACTORS, FAMILIES, MIXTURES, MODES, Row, findings_of
+from tests.support.layout_factors import (
+    CONTEXTS,
+    DECODERS,
+    FACTORS,
+    FAMILIES,
+    MIXTURES,
+    MODES,
+    OWN_ROUTERS,
+    Row,
+    findings_of,
+)
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "tests" / "properties" / "layouts"
@@ -145,12 +155,12 @@ class Array(NamedTuple):
 
 
 _OTHERS: Mapping[str, tuple[Any, ...]] = {
-    "family": tuple(each for each in FAMILIES if each not in ("Qwen2-MoE", "OLMoE")),
+    "family": tuple(each for each in FAMILIES if each not in ("Qwen2-MoE", "OLMoE", *OWN_ROUTERS)),
     "expert": (0,),
 }
 """Levels of layouts without `parallel.expert`."""
 _EXPERTS: Mapping[str, tuple[Any, ...]] = {
-    "family": MIXTURES,
+    "family": tuple(each for each in MIXTURES if each not in OWN_ROUTERS),
     "expert": (2, 1, 4),
     "data": (2, 1, 4),
     "pipe": (1, 2),

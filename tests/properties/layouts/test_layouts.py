@@ -12,7 +12,7 @@ from dslpar.parity.prove import prove
 from tests.properties.layouts import arrays
 from tests.properties.layouts.arrays import ARRAYS, CONSTRAINTS, legal, missing, missing_of, repair, rows
 from tests.support.compiled import TORCH_S_OWN_WARNINGS
-from tests.support.layout_factors import OF_TRANSFORMERS, PLAIN, Row, describe, findings_of, job_of
+from tests.support.layout_factors import OF_TRANSFORMERS, OWN_ROUTERS, PLAIN, Row, describe, findings_of, job_of
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 EXPERTS: list[Row] = [
@@ -27,8 +27,24 @@ EXPERTS: list[Row] = [
     )
 ]
 """Mixtures whose tokens are sent to experts on other replicas; the array "experts" has every pair of levels."""
-DAILY = [*rows("daily"), *EXPERTS]
-PROVE = [*rows("prove"), *rows("compiled"), *rows("experts")]
+_2D, _PIPED = {"mode": "2d 4", "data": 2, "expert": 2}, {"pipe": 2, "data": 2, "expert": 2, "accumulation": 2}
+OF_OWN_ROUTERS: list[Row] = [
+    {**PLAIN, "family": family, "zero": 1, **more}
+    for family in OWN_ROUTERS
+    for more in (
+        {"mode": "1d 2", "data": 2, "expert": 2, "zero": 2, "clip": 1.0},
+        {"mode": "1d 2", "data": 2},
+        {**_2D, "recompute": 1},
+        {**_PIPED, "zero": 0},
+        {**_PIPED, "mode": "1d 2 sequence", "schedule": "zero_bubble"},
+        {"context": "ring 2", "data": 2, "expert": 2},
+    )
+    if (family, more.get("context")) != ("GPT-OSS", "ring 2")
+]
+"""Mixtures with routers of their own: tokens gathered, and sent to experts on other replicas."""
+_FIRST = [row for row in OF_OWN_ROUTERS if row["zero"] == 2 and row["family"] in ("DeepSeek-V3", "GPT-OSS")]
+DAILY = [*rows("daily"), *EXPERTS, *_FIRST]
+PROVE = [*rows("prove"), *rows("compiled"), *rows("experts"), *(row for row in OF_OWN_ROUTERS if row not in _FIRST)]
 
 
 def cases(of: list[Row], *marks: pytest.MarkDecorator) -> list[object]:
