@@ -111,8 +111,8 @@ class Mixture(Layer):
         return experts[:, : self.top_k], weights
 
     def _experts(self, rows: Tensor, counts: Tensor) -> Tensor:
-        inner = self.activation(grouped_linear(rows, self.up, counts))
-        return grouped_linear(inner, self.down, counts)
+        up, down = cast("Tensor", self.up), cast("Tensor", self.down)
+        return grouped_linear(self.activation(grouped_linear(rows, up, counts)), down, counts)
 
 
 def grouped_linear(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def grouped_linear(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     if _has_grouped_product(rows):
         ends = counts.cumsum(0).to(torch.int32)
         return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
-    parts = zip(rows.split(counts.tolist()), weights, strict=True)
+    parts = zip(torch.split(rows, counts.tolist()), weights, strict=True)
     return torch.cat([functional.linear(part, weight) for part, weight in parts])
 
 

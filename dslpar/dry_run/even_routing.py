@@ -3,9 +3,10 @@
     with even_routing():
         module(x)
 
-A dry run of a transformers model runs in it. A router's choices are numbers, which the meta device does not have. In the body, mixtures on the meta device run
-transformers' grouped products, and send as many rows to each rank. An overloaded rank would receive more
-(`dslpar.forecast.stage_memory.UNEVEN`). A mixture that gathers its tokens runs its experts on all of them.
+A dry run of a transformers model runs in it. A router's choices are numbers, which the meta device does not have. In
+the body, mixtures on the meta device run transformers' grouped products, and send as many rows to each rank. An
+overloaded rank would receive more (`dslpar.forecast.stage_memory.UNEVEN`). A mixture that gathers its tokens runs its
+experts on all of them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def even_routing() -> Iterator[None]:
         patch.object(TokenExchange, "_route", _even_route),
         patch.object(Experts, "_run", with_grouped_products),
         patch.object(moe, "_can_use_grouped_mm", in_half_precision),
-        _YesToAll(),
+        _YesToAll(),  # type: ignore[no-untyped-call]
     ):
         yield
 

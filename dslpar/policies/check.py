@@ -94,7 +94,7 @@ def shrunk(config: Any, changes: Mapping[str, Any] | None = None) -> Any:
         own = getattr(config, "attribute_map", {}).get(name, name)
         full = getattr(config, own, None)
         if full is not None or (name in _NEEDED and hasattr(config, own)):
-            setattr(small, own, min(full, value) if name in _AT_MOST else value)
+            setattr(small, own, min(full or value, value) if name in _AT_MOST else value)
     if hasattr(config, "kv_lora_rank"):  # latent attention: each head has a key, of which rotary rotates head_dim
         small.num_key_value_heads, small.head_dim = small.num_attention_heads, small.qk_rope_head_dim
     for name, value in (changes or {}).items():
