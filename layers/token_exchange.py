@@ -48,7 +48,7 @@ EXPERT_AXES = ("e", *TENSOR_AXES)
 
 
 class Route(NamedTuple):
-    """Where the rows of a part of a rank's tokens go, and where the rows that it receives come from."""
+    """The ranks that the rows of a part of a rank's tokens go to, and the order of the received rows."""
 
     order: Tensor
     """The (token, choice) pairs by expert, which is the order in which rows are sent."""

@@ -206,7 +206,7 @@ class HuggingFaceModel(LayeredModel):
 
     @property
     def takes_statistics(self) -> bool:  # type: ignore[override]
-        """Whether the loss includes the load-balancing loss."""
+        """Return whether the loss includes the load-balancing loss."""
         return self.balance is not None
 
     def for_inference(self) -> HuggingFaceModel:
