@@ -108,7 +108,7 @@ MISTAKES = [
     ("padding-of-other-tokens", SUMS, "_RouterSums.begin", "self.cuts).flatten()", "self.cuts).flatten().flip(0)"),
     ("last-mixture-alone", CHAIN, "Chain.run_block", "sum(sums, state[ROUTING])", "sums[-1] + 0 * state[ROUTING]"),
     # Counting every mixture twice would change nothing, since f and P are divided by the number of choices.
-    ("a-mixture-twice", CHAIN, "Chain.run_block", "sum(sums, state[ROUTING])", "sum((1 + block) * sums, state[ROUTING])"),
+    ("a-mixture-twice", CHAIN, "Chain.run_block", "sum(sums, state", "sum((1 + block) * sums, state"),
     ("without-coefficient", SUMS, "BalancedLoss.__call__", "self.balance.coefficient * ", "0.5 * "),
 ]  # fmt: skip
 
