@@ -50,7 +50,7 @@ def compared(family: str, padded: bool) -> tuple[HuggingFaceModel, Any]:
     try:
         cls, config = of_family.classes()[0], of_family.config(**ENABLED)
         model = HuggingFaceModel(cls, config)
-        plain, weights = hf_parity.plain(cls, config)
+        plain, weights = hf_parity.plain(cls, config, of_family.attention)
         inputs = hf_parity.make_inputs(config, model.policy.inputs, padded=padded)
         return model, (weights, *hf_parity.reference(plain, inputs, model.policy))
     finally:
@@ -88,6 +88,11 @@ def test_tokens_that_are_exchanged_count_where_they_are(layout: str) -> None:
 def test_only_mixtures_count(family: str) -> None:
     """In these models every other block, or one of them, has a plain MLP. Gates of shared experts are no routers."""
     assert off(LAYOUTS["1d-2"], family) < CLOSE
+
+
+def test_routers_with_biases_count() -> None:
+    """GPT-OSS's mixtures also return the scores of their routers."""
+    assert off(LAYOUTS["1d-2"], "gpt_oss") < CLOSE
 
 
 @pytest.mark.parametrize("exchanges", [False, True])

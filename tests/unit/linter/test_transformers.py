@@ -108,7 +108,7 @@ def test_experts_are_whole_on_each_rank() -> None:
         (
             "DeepseekV3ForCausalLM",
             "kv_lora_rank=15, qk_rope_head_dim=6",
-            "kv_lora_rank 15 and qk_rope_head_dim make 21 features, which are not divisible by y = 2",
+            "kv_lora_rank 15 and qk_rope_head_dim make 21 features, which are not divisible by y * q = 2",
             "choose another kv_lora_rank, or fewer tensor ranks",
         ),
         (
