@@ -73,7 +73,8 @@ def _ffn_size(config: TransformersConfig) -> int | None:
     experts, active = config.size("experts"), config.size("active_experts")
     if experts is not None and active is not None:
         of_one = config.size("expert_ffn") or config.size("ffn")
-        return None if of_one is None else active * of_one + (config.size("shared_ffn") or 0)
+        shared = config.size("shared_ffn") or (config.size("shared_experts") or 0) * (config.size("expert_ffn") or 0)
+        return None if of_one is None else active * of_one + shared
     ffn, hidden = config.size("ffn"), config.size("hidden")
     return ffn or (4 * hidden if hidden is not None else None)
 

@@ -182,9 +182,12 @@ class _Counted:
         experts = shared = others = Fraction(0)
         for times, names in self._terms(name):
             elements = times * self._product(names)
-            if "experts" in names and len(names) > 2:
+            if "experts" in names and (len(names) > 2 or {*names} & _INNER_OF_MLP):
                 experts += Fraction(elements * places, num_experts)
-            elif len(names) == 2 and {*names} & _INNER_OF_MLP:
+            elif "experts" in names and times > 1:  # a router, and a bias of the experts
+                experts += Fraction((elements - elements // times) * places, num_experts)
+                others += elements // times
+            elif len({*names} - {"shared_experts"}) == 2 and {*names} & _INNER_OF_MLP:
                 shared += Fraction(elements, tensor.size)
             else:
                 others += Fraction(elements, _num_pieces(names, tensor))
@@ -199,9 +202,7 @@ class _Counted:
         for times, names in self._terms(part):
             if "experts" in names and len(names) > 2:  # otherwise it is the router, which every token uses
                 names = tuple("active_experts" if name == "experts" else name for name in names)
-            elif (
-                "experts" in names
-            ):  # and GPT-OSS's biases, of experts' features or, beside the router, of the residual
+            elif "experts" in names:  # GPT-OSS also has a bias per expert: of inner features, and of `hidden`
                 times = min(times, 1) if "hidden" in names else 0
             found += times * self._product(names) if len(names) > 1 else 0
         return found
@@ -266,13 +267,14 @@ class _Counted:
 
 
 _INNER_OF_MLP = {"ffn", "expert_ffn", "shared_ffn"}
+_LATENTS = ("q_latent", "kv_latent")
 
 
 def _num_pieces(names: tuple[str, ...], tensor: TensorMesh) -> int:
     """Return over how many ranks a weight of a block is sharded, by the names of its sizes; experts are not meant."""
-    if "experts" in names or names == ("head_dim",):  # routers, and norms per head
-        return 1
-    if len(names) > 1:
+    if "experts" in names or names in (("head_dim",), *((each,) for each in _LATENTS)):
+        return 1  # routers, and norms per head or of latents
+    if len(names) > 1 and not ("heads" in names and {*names} & {*_LATENTS}):
         return tensor.q * tensor.y * tensor.z
     cuts = residual_cuts(tensor) if names == ("hidden",) else inner_cuts(tensor)
     return ranks(tensor, cuts.features)

@@ -80,6 +80,20 @@ MODELS: dict[str, dict[str, Any]] = {
     "Mixtral": dict(intermediate_size=48, num_local_experts=6, pad_token_id=None),
     "Qwen3Moe": dict(moe_intermediate_size=24, num_experts=8, head_dim=16, intermediate_size=48),
     "Qwen2Moe": dict(moe_intermediate_size=24, num_experts=8, shared_expert_intermediate_size=40, intermediate_size=48),
+    "GptOss": dict(intermediate_size=48, num_local_experts=6, head_dim=16),
+    "DeepseekV3": dict(
+        moe_intermediate_size=24,
+        n_routed_experts=6,
+        n_shared_experts=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=0,
+        q_lora_rank=40,
+        kv_lora_rank=20,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=6,
+        v_head_dim=10,
+    ),
 }
 
 
@@ -87,6 +101,8 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_parameters_of_every_rank_are_those_that_are_forecast(name: str) -> None:
     """Without processes: every rank of six layouts builds its part of a tiny model."""
     sizes = SIZES | MODELS[name]
+    if "kv_lora_rank" in sizes:  # each head has a key
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     cls = getattr(transformers, f"{name}ForCausalLM")
     config = OtherModel(target=f"transformers.{name}ForCausalLM", args={"config": sizes}).transformers
     costs = costs_function(config, 16)
