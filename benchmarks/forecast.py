@@ -8,7 +8,7 @@ two kinds: one set of constants for all stacks, and a set per stack, as from `ds
 are filtered as the data's README says, and the unfiltered scores are beside. Ranking uses sets with at least four
 layouts, each as fast as its fastest run. It scores whether the fastest is among the forecast's first one, three and
 five, and how far behind it the best of the first three is. The runs of two sources are never fitted: Megatron-LM's of
-2021 (arXiv 2104.04473, 2201.11990), and those of arXiv 2205.05198.
+2021 (arXiv 2104.04473, 2201.11990), and those of arXiv 2205.05198. Nor is Megatron-Core's Mixtral, the only mixture.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields
 from math import exp, sqrt
 from statistics import mean, median
 
-from benchmarks.published_runs import PublishedRun, by_set, read, selective_recompute_runs
+from benchmarks.published_runs import PublishedRun, by_set, mixture_runs, read, selective_recompute_runs
 from dslpar.forecast.calibrate import PRIOR_RUNS, Run, calibrate, error_of, residuals_of
 from dslpar.forecast.constants import Constants
 from dslpar.forecast.step_time import terms_of
@@ -294,6 +294,7 @@ def report(data: Data, found: Sequence[OutOfFold]) -> int:
         table.line(f"  {stack}: p90", [each.nine_of_ten for each in errors])
     _report_ranking(data, own, one, table)
     _report_selective(found, table)
+    _report_mixtures(found, table)
     return table.missed
 
 
@@ -354,6 +355,14 @@ def _report_selective(found: Sequence[OutOfFold], table: Table) -> None:
         fitted = [residuals_of(terms, constants) for constants in each.fits]
         seeds.append(Errors.of([median(column) for column in zip(*fitted, strict=True)]).mean)
     table.line("2205.05198, table 5: mean error of its 8 steps", seeds, 0.05)
+
+
+def _report_mixtures(found: Sequence[OutOfFold], table: Table) -> None:
+    """Print the error on mixtures whose tokens are sent to experts, which no constant was fitted on."""
+    for run in mixture_runs():
+        terms = [Run(terms_of(run.workload, run.device, run.nodes), run.step_s)]
+        seeds = [Errors.of([residuals_of(terms, each)[0] for each in one.fits]).median for one in found]
+        table.line(f"{run.set} of {run.stack}, never fitted: error of its step", seeds)
 
 
 def _new_defaults(data: Data, found: Sequence[OutOfFold]) -> Iterator[str]:

@@ -47,6 +47,9 @@ def _costs(one: Costs, two: Costs, at: float) -> Costs:
         )
         for kind in ("products", "frozen")
     )
+    grouped = [
+        a._replace(rows=_value(a.rows, b.rows, at)) for a, b in zip(one.work.grouped, two.work.grouped, strict=True)
+    ]
     scores = [
         a._replace(queries=_value(a.queries, b.queries, at))
         for a, b in zip(one.work.scores, two.work.scores, strict=True)
@@ -55,6 +58,7 @@ def _costs(one: Costs, two: Costs, at: float) -> Costs:
         work=Work(
             products=products,
             frozen=frozen,
+            grouped=tuple(grouped),
             scores=tuple(scores),
             elementwise=_value(one.work.elementwise, two.work.elementwise, at),
             losses=_value(one.work.losses, two.work.losses, at),
@@ -66,6 +70,7 @@ def _costs(one: Costs, two: Costs, at: float) -> Costs:
         memory=LayerMemory(
             weights=one.memory.weights,
             frozen=one.memory.frozen,
+            experts=one.memory.experts,
             saved=Saved(
                 elements=_value(one.memory.saved.elements, two.memory.saved.elements, at),
                 wide=_value(one.memory.saved.wide, two.memory.saved.wide, at),

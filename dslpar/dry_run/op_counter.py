@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dslpar.costs.work import Product, Scores, Work
+from dslpar.costs.work import Grouped, Product, Scores, Work
 
 aten = torch.ops.aten
 
@@ -46,7 +46,9 @@ class OpCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if answer is not None and any(each.is_meta for each in _tensors(args)):
             return answer(args)
         result = func(*args, **(kwargs or {}))
-        if func.namespace == "aten":
+        if func.namespace == "transformers" and "grouped_mm" in func._schema.name:
+            self.work += _grouped(args, {}, result)  # transformers' own, for the dtypes that torch's kernel lacks
+        elif func.namespace == "aten":
             counting = _COUNTED.get(func.overloadpacket)
             if counting is not None:
                 work = counting(args, kwargs or {}, result)
@@ -105,6 +107,12 @@ def _product(a: Tensor, b: Tensor) -> Work:
     return Work(products=(Product(float(rows), float(depth), float(columns)),))
 
 
+def _grouped(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work:
+    """Count [all rows, depth] with the weights [number, depth, columns], at equally many rows per weight."""
+    (rows, depth), (num, _, columns) = args[0].shape, args[1].shape
+    return Work(grouped=(Grouped(num, rows / num, float(depth), float(columns)),))
+
+
 def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work:
     """Count a convolution as [samples * positions, channels * window] @ [channels * window, channels out].
 
@@ -141,6 +149,7 @@ _COUNTED: Mapping[Any, Counting] = {
     aten.addmm: lambda args, kwargs, result: _product(args[1], args[2]),
     aten.baddbmm: lambda args, kwargs, result: _product(args[1], args[2]),
     aten.convolution: _convolution,
+    **({aten._grouped_mm: _grouped} if hasattr(aten, "_grouped_mm") else {}),  # not in torch 2.4
     aten._scaled_dot_product_flash_attention: _attention(4),
     aten._scaled_dot_product_efficient_attention: _attention(6),
     aten._scaled_dot_product_cudnn_attention: _attention(6),

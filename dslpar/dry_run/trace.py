@@ -18,7 +18,7 @@ operations in this way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from dslpar.data.source import find_source, make_samples
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.point_to_point import Forms, forms_of
 from dslpar.dry_run.cost_interpolation import interpolate
+from dslpar.dry_run.even_routing import even_routing
 from dslpar.dry_run.fake_rank import fake_rank
 from dslpar.dry_run.fused_kernels import fused_kernels
 from dslpar.dry_run.op_counter import OpCounter
@@ -45,7 +46,7 @@ from dslpar.dry_run.recorder import Call, recording
 from dslpar.dry_run.stage import DTYPES, META, REFUSALS, empty, input_form, message_of, tensors_of
 from dslpar.engine.model import model_from_job
 from dslpar.engine.partition import partition_layers
-from dslpar.layers.parameter import mark_owners
+from dslpar.layers.parameter import mark_owners, placement_of
 from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.resolve import Job, Stages
 from dslpar.layout.stages import group_layers
@@ -106,12 +107,13 @@ class Tracer:
 
     def _trace(self, cuboid: Cuboid) -> tuple[ModelCosts, ModelCosts] | None:
         """Return the costs for the smallest micro-batch and for one twice as large; None as in `costs_of`."""
-        mesh, least = Mesh(pipe=1, data=1, tensor=cuboid), least_micro_size(cuboid)
+        mesh, least = Mesh(pipe=1, data=cuboid.e, tensor=cuboid), least_micro_size(cuboid)
+        routing = even_routing() if cuboid.exchanges_tokens else nullcontext()
         job = replace(self.job, mesh=mesh)
         try:
             if (cuboid.size > 1) not in self._models:
                 self._models[cuboid.size > 1] = model_from_job(job)
-            with fake_rank(mesh, 0) as groups, torch.random.fork_rng(devices=()), _one_thread():
+            with fake_rank(mesh, 0) as groups, torch.random.fork_rng(devices=()), _one_thread(), routing:
                 trace = _Trace(job, self._models[cuboid.size > 1], groups)
                 one, two = (trace.run(self._taken(size), size) for size in (least, 2 * least))
             interpolate(one, two, 0.5)  # raises if the two sizes have different operations
@@ -227,6 +229,7 @@ class _Trace:
         causal = sum(2 * each.queries * each.keys for each in scores if each.causal)
         others = sum(2 * each.queries * each.keys for each in scores if not each.causal)
         # `per_token` counts half of the scores, which a causal mask leaves.
+        trained += sum(rows * depth * columns for each in units for rows, depth, columns in each.work.kernels)
         products, scores_of_rank = trained + frozen, causal + 2 * others
         return per_token(*(round(ranks * each / tokens) for each in (products, scores_of_rank, frozen)))
 
@@ -294,7 +297,13 @@ class _Trace:
         is_tied = spec.tied is not None
         weights = float(sum(p.numel() for p in module.parameters()))
         frozen = [p.numel() for p in module.parameters() if not p.requires_grad]
-        memory = LayerMemory(weights=weights, saved=self._saved(saved.values()), frozen=float(sum(frozen)))
+        experts = [p.numel() for p in module.parameters() if p.requires_grad and _is_expert(p)]
+        memory = LayerMemory(
+            weights=weights,
+            saved=self._saved(saved.values()),
+            frozen=float(sum(frozen)),
+            experts=float(sum(experts)),
+        )
         self._backward(outputs)
         costs = Costs(
             work=counted.work,
@@ -344,6 +353,11 @@ class _Trace:
         except _RAISED as error:
             raise TraceError(f"the loss cannot be traced: {message_of(error)}") from error
         return Costs(work=Work(losses=self._elements(forms)), traffic=LayerTraffic(forward=forward, backward=backward))
+
+
+def _is_expert(p: nn.Parameter) -> bool:
+    placement = placement_of(p)
+    return placement is not None and placement.is_expert
 
 
 def _likeness(module: nn.Module) -> object:

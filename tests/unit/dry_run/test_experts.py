@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dslpar.core.mesh import TensorMesh
+from dslpar.costs.any_model import flops_per_token
 from dslpar.dry_run.dry_run import DryRun, dry_run
 from dslpar.dry_run.tiling import tiling_errors
+from dslpar.dry_run.trace import Tracer
 from dslpar.forecast.workload import workload_of
 from dslpar.layers.placement import Placement
 from dslpar.layout.resolve import Job
@@ -86,6 +89,30 @@ def _check_exchange(job: Job, result: DryRun) -> None:
     times = job.batch.accumulation * workload.counts[0]
     found_calls, num_bytes = result.operations[key]
     assert (found_calls, float(num_bytes)) == (times * calls, pytest.approx(times * float(expected)))
+
+
+@pytest.mark.prove
+def test_a_trace_finds_what_the_closed_form_says(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("tokens go to their experts and come back. " * 40)
+    on_ranks(1, _compare_with_trace, str(tmp_path / "text.txt"), init=None)
+
+
+def _compare_with_trace(text: str) -> None:
+    config = CONFIG.replace("type='tokens', path='none'", f"type='text', files=[{text!r}]")
+    config += "parallel = dict(tensor=dict(size=2, mode='1d', sequence=True), expert=4)\nprecision = 'bf16'\n"
+    job = check.resolve(check.load_text(config, "traced.py"), 4)
+    tracer = Tracer(job)
+    known, traced = workload_of(job), workload_of(tracer.job, tracer.costs_of)
+    assert known is not None
+    assert traced is not None
+    assert (traced.weights(0), traced.experts(0)) == (known.weights(0), known.experts(0))
+    (unit, *_), layer = traced.costs.units[1:], known.costs.layer
+    grouped = [each._replace(times=1) for each in unit.work.grouped]
+    assert grouped == list(layer.work.grouped)
+    key = ("all_to_all", "e y")
+    assert unit.traffic.backward[key] == layer.traffic.backward[key]
+    assert unit.traffic.forward.calls[key] == layer.traffic.forward.calls[key]
+    assert traced.costs.flops == flops_per_token(job.spec.model, 32)
 
 
 def test_pieces_of_experts_over_data_ranks_tile_them() -> None:
