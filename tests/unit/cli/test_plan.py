@@ -325,6 +325,31 @@ def test_experts_are_sharded_by_zero_3(tmp_path: Path, capsys: pytest.CaptureFix
     assert stage["weights"] < 5e9, "93 GB over 64 ranks"
 
 
+def test_experts_over_ranks_are_reported_at_the_even_load_and_at_twice_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mixtral.py"
+    path.write_text(
+        "model = dict(type='transformers.MixtralForCausalLM', config=dict(num_hidden_layers=32))\nprecision = 'bf16'\n"
+        "zero = dict(stage=1)\nbatch = dict(global_size=64, micro_size=1)\ndata = dict(seq_len=2048)\n"
+        "parallel = dict(pipeline=4, expert=8)\n"
+    )
+    made = record(capsys, str(path), *ON_H100)
+    uneven = made["uneven_experts"]
+    assert uneven["load"] == 2
+    assert uneven["bytes"] > made["binding"]["bytes"]
+    assert main(["plan", str(path), *ON_H100]) == 0
+    text = capsys.readouterr().out
+    assert "MixtralForCausalLM, 46.7 B parameters" in text, "of the model, not of a rank"
+    assert "yours    pipeline 4, data 16, expert 8, ZeRO 1" in text
+    assert "over 16 replicas, experts over 2 (ZeRO 1)" in text
+    assert f"  {uneven['bytes'] / 2**30:.1f} GiB if a rank's experts get 2 times the even load" in text
+    assert "per step on axis e, within a node" in text
+    assert "per step on axis expert_data, between nodes" in text
+    assert main(["show", str(path), "--world-size", "64"]) == 0
+    assert f"  experts  {uneven['bytes'] / 2**30:.1f} GiB if a rank's experts" in capsys.readouterr().out
+
+
 def test_a_length_that_is_not_known_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gpt2.py"
     path.write_text(

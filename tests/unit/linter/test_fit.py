@@ -232,6 +232,38 @@ def test_hybrid_s_ranks_are_written_though_they_could_be_left_out() -> None:
     assert other.help == "impl='ring', without ulysses_size"
 
 
+MIXTURE = """
+cluster = dict(device='h100-80g', nodes_of={per_node})
+parallel = dict(expert={size})
+model = dict(type='transformers.MixtralForCausalLM',
+             config=dict(num_hidden_layers={layers}, tie_word_embeddings=False, max_position_embeddings=4096))
+data = dict(seq_len=4096)
+precision = 'bf16'
+zero = dict(stage=1)
+batch = dict(micro_size=1, accumulation={steps})
+"""
+
+
+def test_experts_across_nodes_are_found_if_fewer_ranks_within_one_are_faster() -> None:
+    text = MIXTURE.format(per_node=4, size=8, layers=2, steps=64)
+    (finding,) = found(text, "PERF116")
+    assert (finding.help, finding.key) == ("size=4", "parallel.expert")
+    assert re.search(r"all experts are on 8 ranks, and 4 ranks are on a node .* takes 1\.\d+ times", finding.message)
+    assert found(text.replace("expert=8", "expert=4"), "PERF116") == []
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"per_node": 8, "size": 8, "layers": 2, "steps": 64},  # within a node
+        {"per_node": 4, "size": 8, "layers": 2, "steps": 1},  # reducing gradients over nodes would cost more
+        {"per_node": 4, "size": 8, "layers": 14, "steps": 64},  # twice as many experts would not fit
+    ],
+)
+def test_experts_across_nodes_are_not_found_if_nothing_is_better(sizes: dict[str, int]) -> None:
+    assert found(MIXTURE.format(**sizes), "PERF116") == []
+
+
 def test_what_is_not_legal_is_not_forecast() -> None:
     """The family's rule alone reports heads that do not divide; the memory of such a layout is not forecast."""
     text = (
