@@ -1,4 +1,4 @@
-"""PERF116: experts over several nodes, though fewer ranks, within one node, are faster and have the memory."""
+"""PERF116: experts over several nodes, though fewer ranks, within a node, are faster and have the memory."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ def experts_across_nodes(cx: Context) -> Iterator[Problem]:
     times = own.time.step_s / step_s
     if times < WORTH:
         return
+    per_node, device = machine.nodes.per_node, machine.device
     message = (
-        f"all experts are on {expert.size} ranks, and {machine.nodes.per_node} ranks are on a node"
-        f" ({machine.device.name}): a step takes {times:.2f} times as long as with {size}, where a rank needs"
-        f" {made.binding.total / 2**30:.1f} GiB of {machine.device.memory_bytes / 2**30:.1f}"
+        f"all experts are on {expert.size} ranks, and {per_node} ranks are on a node ({device.name}): a step takes"
+        f" {times:.2f} times as long as with {size}, where a rank needs {made.binding.total / 2**30:.1f} GiB of"
+        f" {device.memory_bytes / 2**30:.1f}"
     )
-    yield cx.problem(("parallel.expert.size", "parallel.expert"), message, f"size={size}")
+    yield cx.problem("parallel.expert.size", message, f"size={size}")
 
 
 def _is_across(made: Forecast) -> bool:

@@ -93,7 +93,7 @@ def _check_exchange(job: Job, result: DryRun) -> None:
 
 @pytest.mark.prove
 def test_a_trace_finds_what_the_closed_form_says(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("tokens go to their experts and come back. " * 40)
+    (tmp_path / "text.txt").write_text("tokens go to their experts and come back. " * 400)
     on_ranks(1, _compare_with_trace, str(tmp_path / "text.txt"), init=None)
 
 
