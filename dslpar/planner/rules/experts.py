@@ -48,7 +48,8 @@ def experts_across_nodes(cx: Context) -> Iterator[Problem]:
         f" {times:.2f} times as long as with {size}, where a rank needs {made.binding.total / 2**30:.1f} GiB of"
         f" {device.memory_bytes / 2**30:.1f}"
     )
-    yield cx.problem("parallel.expert.size", message, f"size={size}")
+    key = "parallel.expert" if expert.chunks == 1 else "parallel.expert.size"
+    yield cx.problem("parallel.expert.size", message, f"{key}={size}")
 
 
 def _is_across(made: Forecast) -> bool:

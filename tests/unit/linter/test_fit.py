@@ -247,7 +247,7 @@ batch = dict(micro_size=1, accumulation={steps})
 def test_experts_across_nodes_are_found_if_fewer_ranks_within_one_are_faster() -> None:
     text = MIXTURE.format(per_node=4, size=8, layers=2, steps=64)
     (finding,) = found(text, "PERF116")
-    assert (finding.help, finding.key) == ("size=4", "parallel.expert.size")
+    assert (finding.help, finding.key) == ("parallel.expert=4", "parallel.expert")
     assert re.search(r"all experts are on 8 ranks, and 4 ranks are on a node .* takes 1\.\d+ times", finding.message)
     assert found(text.replace("expert=8", "expert=4"), "PERF116") == []
 
