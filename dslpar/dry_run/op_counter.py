@@ -109,6 +109,8 @@ def _product(a: Tensor, b: Tensor) -> Work:
 
 def _grouped(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work:
     """Count [all rows, depth] with the weights [number, depth, columns], at equally many rows per weight."""
+    if args[0].dim() != 2 or args[1].dim() != 3:  # the gradient of weights: only forwards are counted
+        return Work()
     (rows, depth), (num, _, columns) = args[0].shape, args[1].shape
     return Work(grouped=(Grouped(num, rows / num, float(depth), float(columns)),))
 

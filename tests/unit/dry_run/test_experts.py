@@ -112,7 +112,9 @@ def _compare_with_trace(text: str) -> None:
     key = ("all_to_all", "e y")
     assert unit.traffic.backward[key] == layer.traffic.backward[key]
     assert unit.traffic.forward.calls[key] == layer.traffic.forward.calls[key]
-    assert traced.costs.flops == flops_per_token(job.spec.model, 32)
+    flops = flops_per_token(job.spec.model, 32)
+    assert flops is not None
+    assert traced.costs.flops == pytest.approx(flops, rel=0.01)  # the head's vocabulary is padded on two ranks
 
 
 def test_pieces_of_experts_over_data_ranks_tile_them() -> None:
