@@ -13,7 +13,8 @@ experts. A token goes to the ranks of its k experts, and their outputs come back
 
 The backward is the mirror, by autograd. No row is dropped and none is padded: a rank computes as many rows as its
 experts were chosen for. With `TensorMesh.expert_chunks` = c, a rank's tokens are exchanged in c parts, one after the
-other, so that at most 1 / c of all rows are on a rank at once, however uneven the choices are.
+other. Temporaries are then those of 1 / c of the rows, however uneven the choices are; what autograd saves for the
+backward is not less, unless layers are recomputed.
 
 Each rank sends k n H elements forth and k n H back, but those of its own experts, and as many in the backward. Which
 tokens share a product depends on the layout, but no row's result does, except for the order of sums within a kernel.

@@ -150,8 +150,8 @@ class ExpertParallel:
     replicas. Each token is sent to the ranks of its experts. Left out: each tensor group holds all experts, and gathers
     its tokens."""
     chunks: PositiveInt = key(default=1, resume="free")
-    """Parts of a rank's tokens that are sent one after the other. Several parts bound the memory of a rank whose
-    experts get most tokens."""
+    """Parts of a rank's tokens that are sent one after the other. Several parts bound the temporary memory of a rank
+    whose experts get most tokens."""
 
 
 @section
