@@ -11,7 +11,7 @@ from benchmarks.measure import HEADER
 NAMES = (
     *("lint_speed", "lint_many", "plan_speed", "overhead", "tensor_speed", "one_device", "transformers_step"),
     *("checkpoint_cost", "save_stall", "replica_check", "reshard_memory", "tokenize_speed", "generate_speed", "bubble"),
-    *("schedule_overhead", "context_parallel", "host_time", "gloo_scheduling"),
+    *("schedule_overhead", "context_parallel", "host_time", "gloo_scheduling", "expert_exchange"),
 )
 
 

@@ -9,6 +9,7 @@ from tests.support.maths_mutants import (
     checkpoints,
     distributed,
     engine,
+    experts,
     generated,
     layers,
     models,
@@ -26,7 +27,7 @@ def all_mutants() -> tuple[Mutant, ...]:
     """Return every mutant, with unique names; mutants of policies only if transformers is installed."""
     found = [
         mutant
-        for tables in (layers, attention, parameters, distributed, engine, checkpoints, models, policies)
+        for tables in (layers, attention, parameters, distributed, engine, experts, checkpoints, models, policies)
         for table in vars(tables).values()
         if isinstance(table, list)
         for mutant in table

@@ -406,7 +406,7 @@ ENGINE = [
             (
                 "denominator-lost",
                 "scale",
-                "LossByChunks.__call__",
+                "LossByChunks._cross_entropy",
                 "            denominator,\n",
                 "            None,\n",
                 "the loss by chunks divides by its own micro-batch's tokens",
