@@ -66,7 +66,7 @@ def as_text(job: Job, made: Forecast | None = None) -> str:
         *_schedule_lines(job),
         *_memory_lines(job, made),
         "groups",
-        *(f"  {axis + ' ':<8}{_some(mesh.groups(axis))}" for axis in axes_of(job) if mesh.size(axis) > 1),
+        *(f"  {axis + ' ':<7}{_some(mesh.groups(axis))}" for axis in axes_of(job) if mesh.size(axis) > 1),
         *_divisor_lines(job),
         *_traffic_lines(job),
         "deepspeed",

@@ -24,12 +24,12 @@ def expert_size_does_not_fit(cx: Context) -> Iterator[Problem]:
     if size % group:
         near = [each for each in (size // group * group, (size // group + 1) * group) if each]
         message = f"expert {size} is not a multiple of the {ranks} of a tensor group"
-        yield cx.problem("parallel.expert.size", message, f"size={' or '.join(map(str, near))}")
+        yield cx.problem("parallel.expert.size", message, f"parallel.expert={' or '.join(map(str, near))}")
     elif (data := cx.layout.data_size) % (size // group):
         legal = [group * count for count in divisors(data)]
         of = f"{data} replicas" + (f" * {group} tensor ranks" if group > 1 else "")
         message = f"expert {size} does not divide the {data * group} ranks of a stage ({of})"
-        yield cx.problem("parallel.expert.size", message, f"size={' or '.join(map(str, legal))}")
+        yield cx.problem("parallel.expert.size", message, f"parallel.expert={' or '.join(map(str, legal))}")
 
 
 @rule("ZER111", "experts-with-zero-3")

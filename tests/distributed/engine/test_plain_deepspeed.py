@@ -169,7 +169,7 @@ def _count_all(model: nn.Module) -> None:
 
 def _with_norm(program: Program) -> Result:
     engine = program.build(change_model=_count_all)
-    deepspeed_patches.compute_norm_without_zero(engine, Axis(), _read)
+    deepspeed_patches.compute_norm_without_zero(engine, Axis(), None, _read)
     return program.train(engine)
 
 

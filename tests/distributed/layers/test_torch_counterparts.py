@@ -37,6 +37,7 @@ from dslpar.layers import (
     Init,
     LayerNorm,
     Linear,
+    Mixture,
     PatchEmbedding,
     PositionEmbedding,
     RMSNorm,
@@ -163,6 +164,21 @@ class Gated(nn.Module):
         return y
 
 
+class Experts(nn.Module):
+    """All experts on all tokens, and the weighted sum of the chosen two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(H, 3, bias=False)
+        self.up, self.down = nn.Parameter(torch.randn(3, F, H)), nn.Parameter(torch.randn(3, H, F))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, index = torch.softmax(self.router(x), -1).topk(2)
+        chosen = torch.zeros(*x.shape[:-1], 3).scatter(-1, index, weights / weights.sum(-1, keepdim=True))
+        inner = functional.gelu(torch.einsum("bsh,efh->bsef", x, self.up))
+        return torch.einsum("bse,bsef,ehf->bsh", chosen, inner, self.down)
+
+
 class Tokens(nn.Embedding):
     """torch's Embedding; with a residual, its table is the head."""
 
@@ -256,6 +272,7 @@ ROWS: dict[str, Row] = {
         lambda g: MLP(g, H, F, activation="swiglu", bias=False), Gated,
         {"up.weight": "gate_and_up.weight", "down.weight": "down.weight"},
     ),
+    "Mixture": Row(lambda g: Mixture(g, H, F, num_experts=3), Experts, {"router": "router.weight"}),
     "Block": Row(
         lambda g: Block(g, H, A, form=Form(causal=False), ffn_hidden_size=F, eps=1e-3), encoder_layer, ENCODER
     ),

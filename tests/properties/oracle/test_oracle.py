@@ -139,8 +139,8 @@ def keys_of_spec() -> set[str]:
         "precision": {**deepspeed_policy.BF16, **deepspeed_policy.FP16},
         "deepspeed": deepspeed_policy.TOP,
     }
-    # Names of files, which these configs do not have.
-    ours -= {"data.tokenizer", "model.pretrained"}
+    # Names of files, which these configs do not have, and experts, which a GPT does not have.
+    ours -= {"data.tokenizer", "model.pretrained", "parallel.expert"}
     return ours | {f"{name}.{key}" for name, keys in theirs.items() for key in keys}
 
 

@@ -13,14 +13,13 @@ import pytest
 
 from dslpar.linter.registry import codes
 
-EXPERTS = "no layer here has experts; their keys are unknown keys"
 KERNELS = "a kernel or flag of Megatron-LM's; its key is an unknown key"
 
 CHECKS: Mapping[str, tuple[str, str]] = {
     # sizes and the mesh
     "world % (tensor * pipeline) == 0": ("PAR101", ""),
     "world == data * tensor * pipeline when data is given": ("PAR103", ""),
-    "experts' mesh": ("CFG101", EXPERTS),
+    "experts' mesh": ("PAR105", ""),
     "sizes are whole numbers from 1, and no bools": ("CFG102 CFG103", ""),
     "nothing is clamped to the world": ("PAR102", ""),
     "heads % tensor": ("TEN201", ""),
@@ -36,8 +35,8 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "hierarchical context parallelism": ("CFG101", "there is none"),
     "ring and Ulysses exclude each other": ("CFG108", "impl is one of the two, of one mode"),
     "positions >= sequence": ("BAT103", ""),
-    "experts divide": ("CFG101", EXPERTS),
-    "experts with tensor parallelism": ("CFG101", EXPERTS),
+    "experts divide": ("PERF110", "they need not: places stay empty"),
+    "experts with tensor parallelism": ("PAR105", "whole tensor groups share the experts"),
     "sizes of 2d, 2.5d and 3d": ("TEN103 TEN104 TEN105 TEN106 TEN107 TEN201 TEN202 BAT102", ""),
     # batch
     "global == micro * accumulation * data": ("BAT101", ""),
@@ -66,7 +65,7 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "ZeRO with tensor parallelism": ("", "layers are dslpar's own, and go with every stage; tests hold them equal"),
     "ZeRO over one data rank": ("DEAD115", ""),
     "gradients in bf16 add up in fp32": ("DSC102", "always so here; data_types is refused"),
-    "ZeRO with experts": ("CFG101", EXPERTS),
+    "ZeRO with experts": ("ZER111 ZER112", ""),
     "torch's FSDP": ("CFG101", "DeepSpeed shards"),
     "overlapped gathers": ("DEAD120", "opt-in: zero.overlap_param_gather"),
     "offload": ("ZER104 ZER105 ZER107", ""),
@@ -137,7 +136,6 @@ def test_keys_called_unknown_are_unknown() -> None:
 
     for line in (
         "model.num_experts = 8",
-        "parallel = dict(expert=2)",
         "batch = dict(rampup_batch_size=[16, 16, 100])",
         "train = dict(train_samples=1000)",
         "parallel = dict(pipeline=dict(size=2, layout='E|t*8|L'))",
