@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,7 +48,7 @@ def step_on(mesh: Mesh) -> Callable[[], object]:
     from dslpar.policies.weights import load
 
     torch.manual_seed(1)
-    sizes = {"hidden_size": HIDDEN, "intermediate_size": FFN, "num_local_experts": EXPERTS}
+    sizes: dict[str, Any] = {"hidden_size": HIDDEN, "intermediate_size": FFN, "num_local_experts": EXPERTS}
     config = MixtralConfig(num_experts_per_tok=TOP_K, **sizes)
     config._experts_implementation = "eager"
     mixture = MixtralSparseMoeBlock(config)

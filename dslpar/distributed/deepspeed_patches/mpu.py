@@ -26,9 +26,10 @@ def restore_mpu() -> Iterator[None]:
 
 
 def reduce_over_own_mpu(ds_engine: DeepSpeedEngine) -> None:
-    """M23. Have an engine without ZeRO and without a pipeline average gradients over the data ranks of its own mpu.
+    """M23. Have an engine without ZeRO average gradients over the data ranks of its own mpu.
 
-    DeepSpeed reads the process's mpu in each reduction: that of the engine that was built last, or none.
+    DeepSpeed reads the process's mpu in each reduction: that of the engine that was built last, or none. In a pipeline
+    it does so for gradients of experts alone, which it then divides by another number of data ranks.
     """
     groups: Any = import_module("deepspeed.utils.groups")
     reduce = ds_engine.buffered_allreduce_fallback

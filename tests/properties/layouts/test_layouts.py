@@ -24,6 +24,7 @@ EXPERTS: list[Row] = [
         {"family": "OLMoE", "context": "ring 2", "data": 4, "expert": 2},
         {"family": "Mixtral", "pipe": 2, "schedule": "interleaved", "zero": 0, "adapters": True},
         {"family": "Mixtral", "mode": "1d 2 sequence", "pipe": 2, "schedule": "zero_bubble"},
+        {"family": "Mixtral", "pipe": 2, "zero": 0},
     )
 ]
 """Mixtures whose tokens are sent to experts on other replicas; the array "experts" has every pair of levels."""
@@ -62,6 +63,26 @@ def test_the_layout_does_not_change_the_maths(row: Row) -> None:
     job = job_of(row)
     assert job is not None, "lint passes it"
     proof = prove(job, max_ranks=max(2, job.mesh.world_size))
+    assert proof.verdict == "proved", (proof.first_difference, [each for each in proof.checks if not each.holds])
+
+
+MIXTRAL: Row = {**PLAIN, "family": "Mixtral", "data": 4, "expert": 4, "zero": 1}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"mode": "1d 2", "data": 2, "expert": 2, "zero": 2},
+        pytest.param({"data": 2, "pipe": 2, "expert": 0}, marks=pytest.mark.prove),
+        pytest.param({"data": 2, "mode": "1d 2", "pipe": 2, "expert": 1, "zero": 0}, marks=pytest.mark.prove),
+    ],
+)
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+def test_a_mixture_resumes_with_its_experts_on_other_ranks(other: Row) -> None:
+    one, then = job_of(MIXTRAL), job_of({**MIXTRAL, **other})
+    assert one is not None
+    assert then is not None
+    proof = prove(one, resume_on=then, max_ranks=8)
     assert proof.verdict == "proved", (proof.first_difference, [each for each in proof.checks if not each.holds])
 
 
