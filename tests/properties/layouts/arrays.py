@@ -6,7 +6,6 @@
     rows("daily")           # strength 2, of few families, in up to 8 ranks: `make test`
     rows("prove")           # all families with all else in pairs; what divides a model in triples, up to 16 ranks
     rows("compiled")        # each level once with layers that torch compiles, 20 s of a core for each of up to 4 ranks
-    rows("experts")         # mixtures with `parallel.expert`, all in pairs
 
 Most faults need one level of one factor, or two together; few need three (Kuhn, Wallace and Gallo, "Software fault
 interactions", 2004). The arrays are made by covertable, and stored as data, so that the rows do not change with its
@@ -159,23 +158,6 @@ _OTHERS: Mapping[str, tuple[Any, ...]] = {
     "expert": (0,),
 }
 """Levels of layouts without `parallel.expert`."""
-_EXPERTS: Mapping[str, tuple[Any, ...]] = {
-    "family": tuple(each for each in MIXTURES if each not in OWN_ROUTERS),
-    "expert": (2, 1, 4),
-    "data": (2, 1, 4),
-    "pipe": (1, 2),
-    "compile": (False,),
-    "param_gather": (False, True),
-    "mode": ("none", "1d 2", "1d 2 sequence", "2d 4", "2.5d 2", "3d 8", "cuboid 1 2 2", "ring 2"),
-    "context": ("none", "ring 2", "ulysses 2"),
-    "accumulation": (1, 2),
-    "optimizer": ("AdamW", "SGD"),
-    # Mixtures do not depend on these.
-    "keep": (None,),
-    "loss_chunks": (1,),
-    "offload": (False,),
-    "overlap": (False,),
-}
 _FEW_FAMILIES = ("GPT", "Llama's form", "ResMLP", "MoCo", "layers_cfg", "BERT", "T5", "Llama")
 _FEW_MODES = ("none", "1d 2", "1d 2 sequence", "2d 4", "2.5d 2", "3d 8", "cuboid 1 2 2", "ring 2", "ulysses 2")
 ARRAYS: Mapping[str, Array] = {
@@ -202,7 +184,6 @@ ARRAYS: Mapping[str, Array] = {
     ),
     # Recompute wherever it is legal: a graph that runs again must save the same tensors.
     "compiled": Array({**FACTORS, **_OTHERS, "compile": (True,), "recompute": (1, 2, 0)}, 4, strength=1),
-    "experts": Array({**FACTORS, **_EXPERTS}, 8),
 }
 
 
