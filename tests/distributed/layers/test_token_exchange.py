@@ -129,6 +129,25 @@ def test_a_mixture_on_many_ranks_is_the_dense_one(layout: str, data: int, e: int
     check(replace(tensor, e=e, exchanges_tokens=True), data, 6, (4 * data, 8), choose)
 
 
+@pytest.mark.parametrize(("layout", "shape"), [("1d-4", (1, 6)), ("cuboid-1-2-2-hidden", (1, 6)), ("1d-2", (1, 1))])
+def test_tokens_that_do_not_divide_over_the_ranks(layout: str, shape: tuple[int, int]) -> None:
+    """The last ranks have fewer tokens or none; with hidden, two axes cut the features."""
+    hidden = TensorMesh(y=2, z=2, mode="cuboid", residual="hidden")
+    tensor = hidden if layout == "cuboid-1-2-2-hidden" else LAYOUTS[layout]
+    check(replace(tensor, exchanges_tokens=True, expert_chunks=2), 1, 6, shape, by_score)
+
+
+@pytest.mark.parametrize("layout", ["1d-4", "2d-4"])
+def test_no_router_sees_padding(layout: str) -> None:
+    def rank() -> int:
+        groups = Groups(Mesh(tensor=LAYOUTS[layout]))
+        at = placement.residual(groups.tensor, 2, 3, HIDDEN)
+        return len(DistinctTokens(groups).take(torch.ones(at.local_shape)))
+
+    samples = 2 // LAYOUTS[layout].q
+    assert sum(on_ranks(4, rank)) == 3 * samples * LAYOUTS[layout].q
+
+
 # ---- the layer ----
 
 

@@ -125,14 +125,5 @@ NORMS = of_module(
             "the norm counts this rank's experts alone",
             "expert_axis is not None",
         ),
-        (
-            "norms-of-experts-averaged",
-            "scale",
-            "read_norms_once",
-            "zero._average_expert_grad_norms = lambda norms: None",
-            "pass",
-            "DeepSpeed averages the norms of experts over replicas that hold the same",
-            "getattr(zero, 'has_moe_layers', False)",
-        ),
     ],
 )
