@@ -120,11 +120,12 @@ def _surround_with_split(mixture: nn.Module, groups: Groups) -> None:
     shapes: list[torch.Size] = []
 
     def take(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        shapes.append(args[0].shape)
+        # Not a stack: a recomputation may stop before the end of a forward.
+        shapes[:] = [args[0].shape]
         return split.take(args[0]).unsqueeze(0), *args[1:]
 
     def give_back(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return _with_first(output, lambda y: split.give_back(y.squeeze(0), shapes.pop()))
+        return _with_first(output, lambda y: split.give_back(y.squeeze(0), shapes[0]))
 
     mixture.register_forward_pre_hook(take)
     mixture.register_forward_hook(give_back)
