@@ -5,7 +5,6 @@ docs/architecture.md explains their numbers, such as M1.
 
 from __future__ import annotations
 
-import fcntl
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from dslpar.distributed.deepspeed_patches.build_lock import building_alone
 from dslpar.distributed.deepspeed_patches.replacement import replaced
 
 if TYPE_CHECKING:
@@ -82,28 +82,18 @@ def build_ops_alone() -> None:
     """M19. Have DeepSpeed compile its ops on one rank per host at a time; remove the lock that a killed start left.
 
     torch's own lock is a file that its owner removes. If the owner is killed while it compiles, the file stays, and
-    every later start silently waits for it. The lock used here is `flock`, which the kernel releases if its owner ends.
+    every later start silently waits for it. The lock of a living process stays (build_lock.py).
     """
     from deepspeed.ops.op_builder.builder import OpBuilder
+    from torch.utils import cpp_extension
 
     jit_load = OpBuilder.jit_load
     if getattr(jit_load, "builds_alone", False):
         return
 
     def alone(self: Any, verbose: bool = True) -> object:
-        with _building_alone(self.name):
+        with building_alone(Path(cpp_extension._get_build_directory(self.name, verbose=False))):
             return jit_load(self, verbose)
 
     alone.builds_alone = True  # type: ignore[attr-defined]
     OpBuilder.jit_load = alone
-
-
-@contextmanager
-def _building_alone(op: str) -> Iterator[None]:
-    from torch.utils import cpp_extension
-
-    folder = Path(cpp_extension._get_build_directory(op, verbose=False))
-    with (folder / "dslpar.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        (folder / "lock").unlink(missing_ok=True)
-        yield
