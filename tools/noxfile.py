@@ -5,7 +5,7 @@ make versions ROW=3.11-oldest    # one row
 
 A row with the oldest torch uses the lower bound in setup.cfg for every runtime dependency except DeepSpeed, whose keys
 and behaviour belong to one version. A row with the newest torch uses today's torch, and the versions of constraints.txt
-for the rest. ruff, mypy and the import contracts do not run again: they read the source, as for Python 3.10. A row
+for the rest. ruff, mypy and the import contracts do not run again: they read the source, as for Python 3.11. A row
 whose Python is not on PATH fails, so nothing is skipped silently.
 
 nox creates the environments and finds the interpreters.
@@ -23,7 +23,7 @@ import nox
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "versions.md"
-ROWS = [("3.10", "oldest"), ("3.11", "oldest"), ("3.11", "newest"), ("3.13", "newest")]
+ROWS = [("3.11", "oldest"), ("3.11", "newest"), ("3.13", "newest"), ("3.14", "newest")]
 UNPINNED = {"torch": "", "sympy": ""}
 """Packages without a constraint: each torch needs its own sympy."""
 SHOWN = ("torch", "deepspeed", "numpy")

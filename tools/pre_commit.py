@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run `dslpar` from this checkout for .pre-commit-hooks.yaml: `rev` selects the linter, and nothing is installed.
 
-Linting needs only Python 3.10, and PyYAML for configs in YAML. pre-commit's own environment would install torch and
+Linting needs only Python 3.11, and PyYAML for configs in YAML. pre-commit's own environment would install torch and
 DeepSpeed, gigabytes that lint never imports.
 """
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 def main() -> int:
     """Run `dslpar`, which exits with its own status. Return 2 if this Python cannot run it."""
-    if sys.version_info < (3, 10):  # noqa: UP036 - this is whatever python3 the machine has
-        return _refuse("needs Python 3.10 or newer")
+    if sys.version_info < (3, 11):  # noqa: UP036 - this is whatever python3 the machine has
+        return _refuse("needs Python 3.11 or newer")
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from dslpar.cli import main as cli_main
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import os.path
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -156,14 +155,8 @@ def _may_have_table(text: str) -> bool:
 
 
 def _parse(text: str, path: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib
-        except ModuleNotFoundError:
-            message = "[tool.dslpar] cannot be read: Python 3.10 has no TOML parser"
-            raise DslparError([_finding(path, text, "dslpar", message, "pip install tomli")]) from None
+    import tomllib  # here, since lint starts faster without it
+
     try:
         table: dict[str, Any] = tomllib.loads(text)
         return table

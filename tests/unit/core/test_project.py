@@ -128,7 +128,7 @@ assert find_project({str(tmp_path)!r}) is None
 assert "tomllib" not in sys.modules
 open({str(tmp_path / "pyproject.toml")!r}, "w").write("[tool.dslpar]")
 assert find_project({str(tmp_path)!r}).ignore == ()
-assert "tomllib" in sys.modules or "tomli" in sys.modules
+assert "tomllib" in sys.modules
 """
     subprocess.run([sys.executable, "-S", "-c", program], check=True)
 
