@@ -32,6 +32,7 @@ from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed.groups import Groups
 from dslpar.layers.block import ACTIVATIONS, MLP, Activation
 from dslpar.layers.distinct_tokens import DistinctTokens
+from dslpar.layers.expert_load import ExpertLoad
 from dslpar.layers.named_options import one_of
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared, parameter
 from dslpar.layers.placement import Placement
@@ -69,6 +70,7 @@ class Mixture(Layer):
         _check(groups, num_experts, top_k)
         blocks, self.activation = one_of(ACTIVATIONS, activation, "activation")
         self.top_k, self.renormalize = top_k, renormalize
+        self.expert_load = ExpertLoad(num_experts)
         self._split, self._exchange = DistinctTokens(groups), TokenExchange(groups, num_experts)
         tensor, places = groups.tensor, self._exchange.share * groups.axis("expert").size
         router = Placement(tensor, (num_experts, hidden_size), ((), ()), partial=TENSOR_AXES)
@@ -97,6 +99,8 @@ class Mixture(Layer):
         shared = self.share() if shared is None else shared
         tokens = self._split.take(x)
         index, weights = self.route(tokens, cast("Tensor", self.stand_in(self.router, shared)))
+        if self.training:
+            self.expert_load.add(index)
         y = self._split.give_back(self._exchange.run(tokens, index, weights, self._experts), x.shape)
         return y if self.shared_expert is None else y + self.shared_expert(x, shared)
 

@@ -30,7 +30,7 @@ the forward; the backward reuses the sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,12 +48,27 @@ EXPERT_AXES = ("e", *TENSOR_AXES)
 """Axes over which experts are divided, from slow to fast."""
 
 
+class Order(NamedTuple):
+    """A permutation of rows, and its inverse."""
+
+    forth: Tensor
+    """For each row of the result, the row that it comes from."""
+    back: Tensor
+    """For each row, its place in the result."""
+
+    @staticmethod
+    def by(keys: Tensor) -> Order:
+        """Return the order that sorts rows by integer keys; equal keys keep their order."""
+        forth = keys.argsort(stable=True)
+        return Order(forth, torch.empty_like(forth).scatter_(0, forth, torch.arange(len(forth), device=forth.device)))
+
+
 class Route(NamedTuple):
     """The ranks that the rows of a part of a rank's tokens go to, and the order of the received rows."""
 
-    order: Tensor
+    sending: Order
     """The (token, choice) pairs by expert, which is the order in which rows are sent."""
-    by_expert: Tensor
+    by_expert: Order
     """The received rows by expert."""
     counts: Tensor
     """Received rows of each expert of this rank."""
@@ -82,27 +97,67 @@ class TokenExchange:
         return torch.cat([self._run_part(own, at, by, experts) for own, at, by in zip(*parts, strict=True)])
 
     def _run_part(self, x: Tensor, index: Tensor, weights: Tensor, experts: RunExperts) -> Tensor:
-        tokens, k = index.shape
-        order, by_expert, counts, sent, received = self._route(index)
-        rows = collectives.exchange_rows_autograd(x[order // k], self._axis, sent, received)
-        y = experts(rows[by_expert], counts)
-        y = y.new_zeros(y.shape).index_copy(0, by_expert, y)
-        y = collectives.exchange_rows_autograd(y, self._axis, received, sent)
-        y = y.new_zeros(y.shape).index_copy(0, order, y).view(tokens, k, x.shape[-1])
+        route = self._route(index)
+        rows: Tensor = _ToPairs.apply(x, route.sending, index.shape[1])  # type: ignore[no-untyped-call]
+        rows = collectives.exchange_rows_autograd(rows, self._axis, route.sent, route.received)
+        y = _put_back(experts(_reorder(rows, route.by_expert), route.counts), route.by_expert)
+        y = collectives.exchange_rows_autograd(y, self._axis, route.received, route.sent)
+        y = _put_back(y, route.sending).view(*index.shape, x.shape[-1])
         return (y * weights.unsqueeze(-1).to(y.dtype)).sum(1)
 
     def _route(self, index: Tensor) -> Route:
         """Exchange how many rows each rank sends for each expert, and return the ways of the rows."""
         ranks = self._axis.size
-        order = index.flatten().argsort(stable=True)
         counts = torch.bincount(index.flatten(), minlength=ranks * self.share).view(ranks, self.share)
         arriving = collectives.all_to_all(counts, self._axis, 0, 0).view(ranks, self.share)
         sent, received = torch.stack([counts.sum(1), arriving.sum(1)]).tolist()
-        by_expert = _expert_of_rows(arriving).argsort(stable=True)
-        return Route(order, by_expert, arriving.sum(0), sent, received)
+        return Route(Order.by(index.flatten()), Order.by(_expert_of_rows(arriving)), arriving.sum(0), sent, received)
 
 
 def _expert_of_rows(arriving: Tensor) -> Tensor:
     """Return the expert of each received row, given how many rows each rank sends for each expert [ranks, share]."""
     ranks, share = arriving.shape
     return torch.arange(share, device=arriving.device).repeat(ranks).repeat_interleave(arriving.flatten())
+
+
+# ---- rows in another order ----
+
+# torch's indexing would do, but index_copy keeps its values for the backward, which reads only their shape, and the
+# backward of indexing adds row by row. A permutation's backward is the inverse permutation.
+
+
+def _reorder(rows: Tensor, order: Order) -> Tensor:
+    y: Tensor = _Permute.apply(rows, order)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _put_back(rows: Tensor, order: Order) -> Tensor:
+    return _reorder(rows, Order(order.back, order.forth))
+
+
+class _Permute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Order) -> Tensor:
+        ctx.save_for_backward(order.back)
+        return rows[order.forth]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (back,) = ctx.saved_tensors
+        return grads[0][back], None
+
+
+class _ToPairs(torch.autograd.Function):
+    """Repeat each token k times, once per choice, in the order in which rows are sent: [n, H] to [n k, H]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Order, k: int) -> Tensor:
+        ctx.save_for_backward(order.back)
+        ctx.k = k
+        return x[order.forth // k]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        # Sizes are given in full: -1 is ambiguous for a rank without tokens.
+        return grads[0][back].view(len(back) // ctx.k, ctx.k, grads[0].shape[1]).sum(1), None, None

@@ -182,9 +182,9 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> LayerMe
     These are saved, without indices:
 
     - for each token of this rank, the router's input, the probabilities of all experts in float32, and for each of its
-      experts the output, twice (to put it back in the order of tokens, and to weight it), and the weight;
-    - for each row of this rank's experts, the input, gate and values, the activated gate, its product with the values,
-      and the output (to put it back in the order of arrival);
+      experts the output and its weight;
+    - for each row of this rank's experts, the input, gate and values, the activated gate, and its product with the
+      values;
     - for a shared expert, its gathered weights, gate and values, the activated gate and the product, and its output if
       it has a gate.
 
@@ -196,8 +196,8 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> LayerMe
     experts = share * 3 * hidden * ffn
     shared = 3 * hidden * layer.shared_ffn
     inputs = 0 if layer.frozen else 1
-    of_rows = rows * ((1 + inputs) * hidden + (3 + inputs) * ffn + 1)
-    saved = own * layer.active * (2 * hidden + 1) + of_rows
+    of_rows = rows * (inputs * hidden + (3 + inputs) * ffn + 1)
+    saved = own * layer.active * (hidden + 1) + of_rows
     joined = ranks(tensor, residual_cuts(tensor).features) > 1
     saved += inputs * (own * hidden if joined else residual(tensor, tokens, hidden))
     if shared:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslpar.distributed import collectives
-from dslpar.layers.token_exchange import Route, TokenExchange
+from dslpar.layers.token_exchange import Order, Route, TokenExchange
 
 _READ, _EQUAL = torch.ops.aten._local_scalar_dense, torch.ops.aten.equal
 
@@ -76,4 +76,4 @@ def _even_route(self: TokenExchange, index: Tensor) -> Route:
     sent = [pairs * (rank + 1) // ranks - pairs * rank // ranks for rank in range(ranks)]
     received = [sent[self._axis.index]] * ranks
     by_expert = index.new_empty(sum(received))
-    return Route(index.flatten().argsort(stable=True), by_expert, arriving.sum(0), sent, received)
+    return Route(Order.by(index.flatten()), Order.by(by_expert), arriving.sum(0), sent, received)

@@ -24,9 +24,11 @@ from dslpar.forecast.device import GIB
 from dslpar.forecast.plan import AT_FULL_SPEED, COMFORTABLE, FULL, Forecast
 from dslpar.layout.resolve import Job
 from dslpar.planner import show
-from dslpar.planner.pictures import losses, memory, mesh, stages, traffic
+from dslpar.planner.pictures import experts, losses, memory, mesh, stages, traffic
+from dslpar.reporting import expert_loads
 from dslpar.reporting.curves import Panel
 from dslpar.reporting.picture import Picture, scheme, shown, style
+from dslpar.reporting.run_dir import EXPERTS
 
 
 class _Section(NamedTuple):
@@ -151,6 +153,8 @@ def _sections(job: Job, made: Forecast | None) -> Iterator[_Section]:
     found, problems = losses.read(Path(job.output_dir))
     if found is not None or problems:
         yield _losses(job.output_dir, found, problems)
+    if (section := _experts(job.output_dir)) is not None:
+        yield section
 
 
 def _mesh(job: Job, made: Forecast | None) -> _Section:
@@ -233,6 +237,20 @@ def _losses(folder: str, found: Panel | None, problems: Sequence[str]) -> _Secti
         return _Section("losses", "Losses", lead, None)
     table = _table("Losses", ("loss", "values", "first", "lowest", "last", "after step"), losses.rows(found))
     return _Section("losses", "Losses", lead, losses.draw(found), table)
+
+
+def _experts(folder: str) -> _Section | None:
+    lead = f"The load of the experts that the run in <code>{shown(folder)}</code> measured last."
+    try:
+        measured = expert_loads.read(Path(folder))
+    except (OSError, ValueError) as error:
+        return _Section("experts", "Experts", f"{lead} {EXPERTS} cannot be read: {shown(error)}.", None)
+    if measured is None or not measured[1]:
+        return None
+    step, loads = measured
+    head = ("layer", "experts", "per token", "most over mean", "effective", "fullest", "emptiest")
+    table = _table("Experts", head, experts.rows(loads))
+    return _Section("experts", "Experts", lead, experts.draw(step, loads), table)
 
 
 # HTML --------------------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.distinct_tokens import DistinctTokens
+from dslpar.layers.expert_load import ExpertLoad
 from dslpar.layers.operand_shardings import Role
 from dslpar.layers.parameter import ZEROS, Layer, parameter
 from dslpar.layers.placement import Placement
@@ -158,6 +159,7 @@ class Experts(Layer):
         axes = sharing_axes(groups)
         self.exchange: TokenExchange | None = None
         num_experts = own.num_experts
+        self.expert_load = ExpertLoad(num_experts)
         if groups.tensor.exchanges_tokens:
             axes = ("e", *axes)
             self.exchange = TokenExchange(groups, num_experts)
@@ -177,6 +179,8 @@ class Experts(Layer):
 
         The result is the sum over this rank's experts; with an exchange, over all experts.
         """
+        if self.training:
+            self.expert_load.add(top_k_index)
         if self.exchange is not None:
             return self.exchange.run(x, top_k_index, top_k_weights, self._run_rows)
         here = (top_k_index >= self.first) & (top_k_index < self.first + self.share_of_experts)

@@ -1,5 +1,5 @@
 """Run folder, train.output_dir: `config.yaml` with its sources, `metrics.jsonl`, `log.txt`, `checkpoints/`,
-`eval.jsonl`, and the files of monitors.
+`eval.jsonl`, `experts.json`, and the files of monitors.
 
 Only rank 0 writes to the folder, and only one run at a time. Rank 0 holds a lock of the file system (`.lock`). The
 operating system releases the lock when the process ends, even if it crashes. Files of an earlier run are moved to
@@ -37,7 +37,7 @@ from dslpar.schema import sections as schema_sections
 from dslpar.schema.datasets import with_absolute_paths
 
 CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sources"
-CHECKPOINTS, EVAL = "checkpoints", "eval.jsonl"
+CHECKPOINTS, EVAL, EXPERTS = "checkpoints", "eval.jsonl", "experts.json"
 LOCK = ".lock"
 _LOCK_TIMEOUT_S = 100.0
 """Seconds to wait for the lock. A run that is being stopped may hold it for a while, and NFS servers keep the lock of a
@@ -45,7 +45,7 @@ lost host for 90 s."""
 _LOCK_POLL_S = 0.2
 _LOCK_IS_HELD = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-FILES_OF_A_RUN = (CONFIG, METRICS, LOG, SOURCES, CHECKPOINTS, EVAL, "csv", "tensorboard", "wandb")
+FILES_OF_A_RUN = (CONFIG, METRICS, LOG, SOURCES, CHECKPOINTS, EVAL, EXPERTS, "csv", "tensorboard", "wandb")
 
 
 def lock_run_folder(job: Job, config: Config) -> None:

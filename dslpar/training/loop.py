@@ -27,11 +27,12 @@ from dslpar.data.loader import StepData
 from dslpar.data.prefetch import Prefetcher
 from dslpar.engine.engine import Engine
 from dslpar.engine.micro_batches import pin
-from dslpar.reporting import logging, monitors, run_dir
+from dslpar.reporting import expert_loads, logging, monitors, run_dir
 from dslpar.reporting.logging import log
 from dslpar.reporting.run_dir import METRICS, is_in_place, truncate_csv, write_record
 from dslpar.training import failures
 from dslpar.training.events import Event, Hook, hook_name
+from dslpar.training.expert_loads import ExpertLoads
 from dslpar.training.metrics import (
     device_name,
     log_memory,
@@ -92,6 +93,7 @@ class Trainer:
         self._began_s = math.nan
         """Start time of the second step of this start; the first step may compile and is not representative."""
         self._device = device_name(engine)
+        self._expert_loads = ExpertLoads(engine)
         size = engine.job.batch.global_size
         # A program's own data may draw from torch's generator. A prefetch thread would draw between a step's dropouts.
         end = self.job.spec.train.steps * size if isinstance(train_data, PartData) else 0
@@ -179,11 +181,24 @@ class Trainer:
             **throughput(job, self._device, job.batch.global_size * job.seq_len / step_s),
             **scale,
         }
+        if self._expert_loads and self._is_due(self.job.spec.train.log_interval):
+            record |= self._measure_expert_loads()
         if self._noted_step is not None:
             record["replicas_differ"], self._noted_step = self._noted_step, None
         if self._eval_interval is not None and self._is_due(self._eval_interval):
             record["eval_loss"] = self.evaluate()
         return record
+
+    def _measure_expert_loads(self) -> Record:
+        """Return the fields of metrics.jsonl about the experts' loads; on rank 0, also write them by layer and warn."""
+        loads = self._expert_loads.measure()
+        if self.folder is not None:
+            try:
+                expert_loads.write(self.folder, self.engine.steps_done, loads)
+            except OSError as error:
+                self._write_error = error
+            self._expert_loads.warn_of_collapse(loads)
+        return expert_loads.figures(loads)
 
     def evaluate(self) -> float:
         """Return the mean loss over `eval_steps` global batches of held-out data, the same batches each time."""
