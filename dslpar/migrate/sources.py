@@ -50,7 +50,7 @@ def read_text(text: str, path: str, name: str = "") -> Source:
         other = next(name for name, table in TABLES.items() if ".json" in table.framework.endings)
         return Source(name or (OURS if ours else other), path, config)
     if path.endswith(SHELL_ENDINGS):
-        from dslpar.migrate.shell import load_arguments  # it uses the YAML parser, which is slow to import
+        from dslpar.migrate.shell.arguments import load_arguments  # it uses the YAML parser, which is slow to import
 
         config, places = load_arguments(text, path)
         return Source(name or recognise(config, ""), path, config, places=places)

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from dslpar.language.yaml_io import scalar
-from dslpar.migrate.shell import load_arguments
+from dslpar.migrate.shell.arguments import load_arguments
 from tests.support.paths import ROOT
 
 SCRIPT = ROOT / "tests/support/foreign_configs/megatron/pretrain_gpt.sh"
