@@ -205,7 +205,8 @@ class Converter:
                 outcome = outcome._replace(why=f"could not be read: {messages}")
             self.settle(leaf, outcome)
         for finding in left:
-            self.note("", needed(f"could not be read: {finding.message}"), finding.location)
+            what = finding.message if self.source.places else f"could not be read: {finding.message}"
+            self.note("", needed(what), finding.location)
 
     # Added values --------------------------------------------------------------------------------------------
 

@@ -89,7 +89,22 @@ class Script:
 
     def launch(self) -> tuple[Interpreter, Launch, list[Launch]]:
         """Return the launch with the most arguments, and the others. Raises ScriptError."""
-        run = Interpreter(letters(self.text))
+        run = self.follow(past_exits=False)
+        every = launches(run.started)
+        if not any(map(_has_arguments, every)):  # perhaps it ends because it is not called as it should be
+            run = self.follow(past_exits=True)
+            every = launches(run.started)
+        found = list(filter(_has_arguments, every))
+        if not found:
+            message = "no command of this script passes arguments to a Python program"
+            hint = "name a script that runs `... program.py --argument value ...`"
+            raise ScriptError(finding("CFG009", Location(self.path), message, hint))
+        chosen = max(found, key=lambda launch: (launch.is_python, sum(map(_is_name, launch.words))))
+        return run, chosen, [launch for launch in every if launch is not chosen]
+
+    def follow(self, past_exits: bool) -> Interpreter:
+        """Follow the script. Raises ScriptError."""
+        run = Interpreter(letters(self.text), past_exits)
         try:
             run.run()
         except ShellSyntaxError as error:
@@ -98,15 +113,7 @@ class Script:
         except TooLongError:
             message = "the expanded text of this script is too long"
             raise ScriptError(finding("CFG005", Location(self.path), message, "write the arguments out")) from None
-        found = [launch for launch in launches(run.started) if any(_is_name(word) for word in launch.words)]
-        if not found:
-            message = "no command of this script passes arguments to a Python program"
-            problem = finding(
-                "CFG009", Location(self.path), message, "name a script that runs `... program.py --argument value ...`"
-            )
-            raise ScriptError(problem)
-        chosen = max(found, key=lambda launch: (launch.is_python, sum(map(_is_name, launch.words))))
-        return run, chosen, [launch for launch in found if launch is not chosen]
+        return run
 
     def others(self, chosen: Launch, launches_: Sequence[Launch]) -> Iterator[Finding]:
         """Yield a finding for each other launch of the same program with other arguments."""
@@ -124,9 +131,13 @@ class Script:
 
 
 def _is_name(word: Text) -> bool:
-    """Return whether a word names an argument."""
+    """Return whether a word names an argument; argparse takes one with a blank for a value."""
     shown = plain(word)
-    return shown.startswith("--") and len(shown) > 2 and word[0].unknown is None
+    return shown.startswith("--") and len(shown) > 2 and word[0].unknown is None and " " not in shown
+
+
+def _has_arguments(launch: Launch) -> bool:
+    return any(_is_name(word) or not is_known(word) for word in launch.words)
 
 
 class _Reader:
@@ -205,7 +216,7 @@ class _Reader:
     def reason(self, unknown: Unknown) -> str:
         """Return why a value is unknown, and where to write it."""
         line = self.script.place(unknown.at).line
-        more = f", and {MISSING}" if unknown.many and not unknown.choices else ""
+        more = f", and {MISSING}" if unknown.many else ""
         return f"{_because(unknown)} (line {line}): write the value there{more}"
 
 

@@ -13,6 +13,7 @@ from dslpar.migrate.shell.syntax import (
     Case,
     Command,
     For,
+    Function,
     If,
     Loop,
     Pipeline,
@@ -66,7 +67,7 @@ def _parts(command: Command) -> Iterator[Command]:
         below = (command.condition, command.then, command.otherwise)
     elif isinstance(command, Loop):
         below = (command.condition, command.body)
-    elif isinstance(command, (For, Subshell)):
+    elif isinstance(command, (For, Subshell, Function)):
         below = (command.body,)
     elif isinstance(command, Case):
         below = tuple(body for _, body, _ in command.clauses)

@@ -19,6 +19,9 @@ ENVIRONMENTS = ("activate", "bashrc", "profile", "conda.sh", "modules.sh", "init
 class Run(Protocol):
     """The part of the interpreter that the shell's own commands use."""
 
+    past_exits: bool
+    """Whether `exit` does nothing."""
+
     def line(self, at: int) -> int:
         """Return the line number of a position."""
 
@@ -138,7 +141,8 @@ def _let(run: Run, command: Simple, fields: list[Text], state: State) -> Truth:
 
 
 def _end(run: Run, command: Simple, fields: list[Text], state: State) -> Truth:
-    state.ended = plain(fields[0])
+    if not (plain(fields[0]) == "exit" and run.past_exits):
+        state.ended = plain(fields[0])
     return None
 
 

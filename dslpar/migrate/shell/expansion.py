@@ -23,6 +23,7 @@ from dslpar.migrate.shell.letters import (
     joined,
     placed,
     plain,
+    unquoted,
 )
 from dslpar.migrate.shell.syntax import (
     Arithmetic,
@@ -81,21 +82,19 @@ class Expander:
         tokens = list(self.tokens(word))
         if unknown := _unreadable(word, tokens):
             return [(hole(unknown),)]
-        fields: list[list[Letter]] = []
+        if any(token.kind == "expanded" for token in tokens) and "IFS" in self.state.variables:
+            return [(hole(Unknown("the script sets IFS, where this is split", word.at, 1, many=True)),)]
+        fields: list[list[Token]] = []
         is_open = False
-        for letter, kind in tokens:
-            if kind == "break" or (kind == "expanded" and letter is not None and letter.char in BLANKS):
+        for token in tokens:
+            if token.kind == "break" or (token.kind == "expanded" and token.letter and token.letter.char in BLANKS):
                 is_open = False
                 continue
             if not is_open:
                 fields.append([])
                 is_open = True
-            if letter is not None:
-                fields[-1].append(letter)
-        if any(kind == "expanded" for _, kind in tokens) and "IFS" in self.state.variables:
-            why = "the script sets IFS, where this is split"
-            return [(hole(Unknown(why, word.at, 1, many=True)),)]
-        return [tuple(field) for field in fields]
+            fields[-1].append(token)
+        return [_file_names(field) or tuple(letter for letter, _ in field if letter) for field in fields]
 
     def text(self, word: Word) -> Text:
         """Expand a word without splitting it, as in assignments."""
@@ -157,7 +156,7 @@ class Expander:
                 return (hole(number._replace(at=piece.at, length=piece.length) if number.at < 0 else number),)
             return all_at(str(number), piece.at)
         if isinstance(piece, Placeholder):
-            return (hole(Unknown(f"{piece.source} is a placeholder", piece.at, len(piece.source))),)
+            return (hole(Unknown(f"{piece.source} is a placeholder", piece.at, len(piece.source), one_word=True)),)
         source = " ".join(piece.source.split())
         shown = source if len(source) <= 60 else f"{source[:57]}..."
         why = "is the output of a command" if piece.source[0] in "$`" else "is known only as the script runs"
@@ -177,6 +176,10 @@ class Expander:
                     return
                 is_set = bool(text)
             if is_set == (piece.operator[-1] == "+"):
+                if variable is None and piece.operator[-1] == "-" and not piece.argument.pieces:
+                    # An empty default is for `set -u`: it says as little as `$NAME`.
+                    yield from self.listed(piece, ((hole(self.not_set(piece)),),), quoted)
+                    return
                 yield from self.of_argument(piece, quoted)
                 return
             if not is_set:  # `${NAME:+word}` of a variable that the script does not set
@@ -211,7 +214,7 @@ class Expander:
                 yield from ([QUOTES] if _is_list(piece) else [])
                 yield from (Token(letter, "quoted") for letter in text)
             else:
-                yield from (Token(_splittable(letter), "expanded") for letter in text)
+                yield from (Token(unquoted(letter), "expanded") for letter in text)
 
     def variable(self, piece: Parameter) -> Variable | None:
         """Return what is known of a parameter; None if the script does not set it."""
@@ -256,6 +259,7 @@ class Expander:
     def unknown_letter(self, piece: Parameter, text: Text) -> Text:
         """Return one unknown letter in place of a text that is unknown in parts."""
         unknown = first_unknown(text) or Unknown("it has an index that only a running shell knows")
+        unknown = unknown._replace(choices=())  # they are those of a part of the text
         return (hole(unknown if unknown.at >= 0 else unknown._replace(at=piece.at, length=piece.length)),)
 
     def not_set(self, piece: Parameter) -> Unknown:
@@ -330,32 +334,28 @@ def _may_vanish(text: Text) -> bool:
     return any(letter.unknown.many for letter in text if letter.unknown)
 
 
-def _splittable(letter: Letter) -> Letter:
-    """Return a letter outside of quotes: an unknown one may be any number of words, unless its choices are one each."""
-    unknown = letter.unknown
-    if unknown is None:
-        return letter
-    one_word = bool(unknown.choices) and all(len(text.split()) == 1 and "..." not in text for text in unknown.choices)
-    return Letter(HOLE, letter.at, unknown._replace(many=unknown.many or not one_word))
-
-
 def _home(at: int) -> Unknown:
-    return Unknown("~ is the home folder of whoever starts the script", at, 1)
+    return Unknown("~ is the home folder of whoever starts the script", at, 1, one_word=True)
 
 
 def _unreadable(word: Word, tokens: list[Token]) -> Unknown | None:
-    """Return why a word is unknown although its letters are known: file names, braces, a home folder."""
-    letters = [(token.letter.char if token.letter else "", token.kind) for token in tokens]
-    unquoted = "".join(char for char, kind in letters if kind in ("literal", "expanded"))
-    literal = "".join(char if kind == "literal" else "x" if char else "" for char, kind in letters)
-    length = sum(1 for token in tokens if token.kind == "literal") or 1
+    """Return why a word is unknown although its letters are known: braces, a home folder."""
+    literal = "".join(letter.char if kind == "literal" else "x" for letter, kind in tokens if letter)
     if literal.startswith("~"):
         return _home(word.at)
     if _BRACES.search(literal):
-        return Unknown(f"`{literal}` is several words by its braces", word.at, length, many=True)
-    if any(char in "*?" for char in unquoted):
-        return Unknown(f"`{unquoted}` is a pattern of file names", word.at, length, many=True)
+        return Unknown(f"`{literal}` is several words by its braces", word.at, len(literal), many=True)
     return None
+
+
+def _file_names(field: list[Token]) -> Text | None:
+    """Return an unknown text if a word is a pattern of file names; None if it is not."""
+    shown = "".join(letter.char for letter, kind in field if letter and kind in ("literal", "expanded"))
+    if not set(shown) & set("*?") or set(shown) & set("()=+,$"):
+        return None  # a pattern that no file matches stays as it is
+    first = next(letter for letter, _ in field if letter)
+    why = f"`{shown}` is a pattern of file names".replace(HOLE, "...")
+    return (hole(Unknown(why, first.at, len(field), many=True)),)
 
 
 def _not_evaluated(piece: Parameter) -> Unknown:

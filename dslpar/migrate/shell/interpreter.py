@@ -18,7 +18,7 @@ from dslpar.migrate.shell.assigned import assigned
 from dslpar.migrate.shell.builtins import BUILTINS
 from dslpar.migrate.shell.conditions import Truth, both, extended_test, inverted, one_of
 from dslpar.migrate.shell.expansion import Budget, Expander, TooLongError
-from dslpar.migrate.shell.letters import Text, Unknown, hole, is_known, plain
+from dslpar.migrate.shell.letters import Text, Unknown, hole, is_known, plain, unquoted
 from dslpar.migrate.shell.parser import ShellSyntaxError, parse
 from dslpar.migrate.shell.patterns import matches
 from dslpar.migrate.shell.syntax import (
@@ -65,8 +65,10 @@ class Unread(NamedTuple):
 class Interpreter:
     """Walk through the commands of a script."""
 
-    def __init__(self, script: Text) -> None:
+    def __init__(self, script: Text, past_exits: bool = False) -> None:
         self.script = script
+        self.past_exits = past_exits
+        """Whether `exit` does nothing, so that what follows is read too."""
         self.budget, self.steps, self.calls = Budget(), 0, 0
         self.started: list[Started] = []
         self.unread: list[Unread] = []
@@ -333,7 +335,7 @@ class Interpreter:
             raise TooLongError
         status: Truth = None
         try:
-            commands = parse(text)
+            commands = parse(tuple(map(unquoted, text)))  # what is unknown may be several words of this script
         except ShellSyntaxError as error:
             shown = plain(text)[:40].replace("\0", "...")
             self.not_followed(f"bash cannot parse what is run here ({error.message}): {shown}", at)

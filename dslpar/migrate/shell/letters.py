@@ -23,6 +23,8 @@ class Unknown(NamedTuple):
     """Whether it may be any number of words, or none."""
     choices: tuple[str, ...] = ()
     """The possible texts, if they are known."""
+    one_word: bool = False
+    """Whether it is one word even outside of quotes."""
 
 
 class Letter(NamedTuple):
@@ -67,6 +69,15 @@ def first_unknown(text: Iterable[Letter]) -> Unknown | None:
 def is_known(text: Iterable[Letter]) -> bool:
     """Return whether every letter is known."""
     return first_unknown(text) is None
+
+
+def unquoted(letter: Letter) -> Letter:
+    """Return a letter outside of quotes: an unknown one may be any number of words, unless it is known to be one."""
+    unknown = letter.unknown
+    if unknown is None or unknown.one_word:
+        return letter
+    one_each = bool(unknown.choices) and all(len(text.split()) == 1 and "..." not in text for text in unknown.choices)
+    return Letter(HOLE, letter.at, unknown._replace(many=unknown.many or not one_each))
 
 
 def placed(text: Text, at: int, length: int) -> Text:
