@@ -146,7 +146,7 @@ class Converter:
         if self.table.ignores and first not in known:
             ignored = f"{self.table.title} ignores top-level keys that it does not know"
             return needed(f"{ignored}; {close}") if close else dead(ignored)
-        none = "dslpar import has no row for this key" if self.table.partial else f"{self.table.title} has no such key"
+        none = "dslpar import has no row for this key: leave it out" if self.table.partial else f"{self.table.title} has no such key"
         return needed(none + (f"; {close}" if close else ""))
 
     def own_name(self, leaf: Leaf, first: str) -> Outcome:
@@ -193,18 +193,19 @@ class Converter:
 
     def read_unread(self) -> None:
         """Record each unevaluated key with the findings at its place, then the findings that belong to no key."""
-        left = [finding for finding in self.source.config.findings if finding.severity == "error"]
+        errors = [finding for finding in self.source.config.findings if finding.severity == "error"]
+        explained: list[Finding] = []
         for leaf, around in self.unread:
             outcome = self.outcome(leaf)
-            why = [finding for finding in left if _is_within(finding.location, around)]
+            why = [finding for finding in errors if _is_within(finding.location, around)]
             if why:
-                left = [finding for finding in left if finding not in why]
+                explained += why
                 leaf = leaf._replace(location=why[0].location)
             if why and outcome.fate == "needed":
                 messages = "; ".join(dict.fromkeys(finding.message for finding in why))
                 outcome = outcome._replace(why=f"could not be read: {messages}")
             self.settle(leaf, outcome)
-        for finding in left:
+        for finding in (finding for finding in errors if finding not in explained):
             what = finding.message if self.source.places else f"could not be read: {finding.message}"
             self.note("", needed(what), finding.location)
 

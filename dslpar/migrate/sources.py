@@ -36,8 +36,8 @@ class Source(NamedTuple):
     config: Config
     missing: tuple[tuple[Location, str], ...] = ()
     """Location and file of each import whose file is missing."""
-    places: Mapping[str, Location] = MappingProxyType({})
-    """Locations of the arguments' names, if the source is a shell script; empty for other sources."""
+    places: Mapping[str, tuple[Location, Location]] = MappingProxyType({})
+    """Locations of each argument's name and of its unknown value, if any, in a shell script; empty for other sources."""
 
 
 def read_text(text: str, path: str, name: str = "") -> Source:
@@ -89,7 +89,7 @@ def assigned(source: Source) -> Places:
     """Return two locations for each dotted key that a source writes: the key's, and its value's or statement's."""
     config = source.config
     if source.places:
-        return {key: (place, place) for key, place in source.places.items()}
+        return dict(source.places)
     if config.path.endswith(YAML_ENDINGS) or config.path not in config.sources:
         return {}
     text = Text(config.path, config.sources[config.path])

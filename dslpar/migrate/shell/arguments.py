@@ -47,8 +47,13 @@ class ScriptError(Exception):
         self.finding = problem
 
 
-def load_arguments(text: str, path: str) -> tuple[Config, Mapping[str, Location]]:
-    """Read the arguments of the Python program that a script starts, and the location of each argument's name.
+Places = Mapping[str, tuple[Location, Location]]
+
+
+def load_arguments(text: str, path: str) -> tuple[Config, Places]:
+    """Read the arguments of the Python program that a script starts, with two locations each.
+
+    They are those of the argument's name and, if its value is unknown, of the expansion that makes it so.
 
     Of several launches, the one with the most arguments counts.
     """
@@ -147,7 +152,7 @@ class _Reader:
         self.script = script
         self.children: dict[object, Node] = {}
         self.unknown: list[str] = []
-        self.places: dict[str, Location] = {}
+        self.places: dict[str, tuple[Location, Location]] = {}
         self.findings: list[Finding] = []
 
     def split(self, launch: Launch) -> Iterator[Argument]:
@@ -174,14 +179,18 @@ class _Reader:
         values, rest = self.own_values(argument)
         for word in rest:
             self.without_name(word)
-        self.places[key] = place
+        self.places[key] = (place, place)
         if key in self.unknown:
             self.unknown.remove(key)
         if any(not is_known(value) for value in values):
             self.children.pop(key, None)
             self.unknown.append(key)
             unknown = next(filter(None, map(first_unknown, values)))
-            self.findings.append(finding("CFG010", place, self.reason(unknown), "write its value there"))
+            where = self.place_of(unknown)
+            self.places[key] = (place, where)
+            more = f"; {MISSING}" if unknown.many else ""
+            message = f"{_because(unknown)}: write the value here{more}"
+            self.findings.append(finding("CFG010", where, message, "write the value here"))
             return
         nodes = [Node(scalar(plain(value)), self.script.place_of(value)) for value in values]
         made = nodes if len(nodes) > 1 else nodes[0].value if nodes else True
@@ -209,15 +218,12 @@ class _Reader:
             message = f"{plain(word)!r} is not the value of an argument"
             self.findings.append(finding("CFG010", self.script.place_of(word), message, "leave it out"))
             return
-        place = self.script.place(unknown.at, max(unknown.length, 1))
         message = f"{MISSING}: {_because(unknown)}"
-        self.findings.append(finding("CFG010", place, message, "write them out"))
+        self.findings.append(finding("CFG010", self.place_of(unknown), message, "write them out"))
 
-    def reason(self, unknown: Unknown) -> str:
-        """Return why a value is unknown, and where to write it."""
-        line = self.script.place(unknown.at).line
-        more = f", and {MISSING}" if unknown.many else ""
-        return f"{_because(unknown)} (line {line}): write the value there{more}"
+    def place_of(self, unknown: Unknown) -> Location:
+        """Return the location of the expansion that is unknown."""
+        return self.script.place(unknown.at, max(unknown.length, 1))
 
 
 def _adds_arguments(word: Text) -> bool:

@@ -33,13 +33,15 @@ def test_a_script_of_megatron_lm() -> None:
     assert told["--recompute-granularity"] == ("changed", "activation_checkpoint", 2)
     assert told["--initial-loss-scale"] == ("changed", "precision.initial_scale_power", 16)
     left = {key for key, (fate, *_) in told.items() if fate == "needed"}
-    assert left == {"--lr-decay-iters", "--save"}, "a schedule that ends early, and what only a shell can tell"
-    assert (
-        by_key(made)["--save"].location.line
-        == SCRIPT.read_text()[: SCRIPT.read_text().index("--save ")].count("\n") + 1
-    )
+    assert left == {"--lr-decay-iters", "--save", "--data-path"}, "a schedule that ends early, and what a shell is given"
+    assert by_key(made)["--save"].location.line == line_of(SCRIPT.read_text(), "=$1"), "where the value is to be written"
     added = {entry.to: entry.value for entry in made.entries if entry.fate == "added"}
     assert added["model.dropout"] == 0.1, "Megatron-LM drops where nobody says so"
+
+
+def line_of(text: str, part: str) -> int:
+    """Return the number of the line in which a part begins."""
+    return text[: text.index(part)].count("\n") + 1
 
 
 def test_a_yaml_of_gpt_neox() -> None:
@@ -130,7 +132,7 @@ def test_a_pipeline_of_unknown_size_has_chunks() -> None:
 
 def test_an_argument_without_a_row_is_not_called_unknown_to_megatron_lm() -> None:
     entry = by_key(made_of(f"python p.py {SMALL} --some-new-flag 3", "a.sh"))["--some-new-flag"]
-    assert (entry.fate, entry.why) == ("needed", "dslpar import has no row for this key")
+    assert (entry.fate, entry.why) == ("needed", "dslpar import has no row for this key: leave it out")
 
 
 def test_swiglu_is_as_wide_as_megatron_lm_makes_it() -> None:
