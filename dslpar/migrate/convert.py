@@ -172,7 +172,7 @@ class Converter:
                 outcome = dropped(f"{self.source_keys[other]} sets the same value")
             elif other:
                 earlier = f"{self.source_keys[other]} already sets {other} = {self.values[other]!r}"
-                outcome = needed(f"{earlier}, but this key sets {outcome.value!r}", outcome.to)
+                outcome = needed(f"{earlier}, but this key sets {outcome.value!r}: leave one of the two out", outcome.to)
             else:
                 self.values[outcome.to], self.source_keys[outcome.to] = outcome.value, leaf.key
         if outcome.fate == "needed" and leaf.value is not UNREAD:

@@ -36,7 +36,7 @@ def kv_channels(value: float, view: View, row: Row) -> Outcome:
     """Drop the width of a head if it is hidden_size / num_attention_heads."""
     hidden, heads = view.get("hidden_size"), view.get("num_attention_heads")
     usual = type(hidden) is int and type(heads) is int and value * heads == hidden
-    return dropped(row.why) if usual else needed("dslpar's heads have hidden_size / num_heads features")
+    return dropped(row.why) if usual else needed("dslpar's heads have hidden_size / num_heads features: leave it out")
 
 
 def swiglu(value: object, view: View, row: Row) -> Outcome:
@@ -70,7 +70,7 @@ def expert_size(value: float, view: View, row: Row) -> Outcome:
     """
     of_one = view.any_of("expert_tensor_parallel_size", "tensor_model_parallel_size") or 1
     if type(of_one) is not int or value != int(value):
-        return needed("it is the number of ranks that together hold all experts", row.to)
+        return needed("choose the number of ranks that together hold all experts", row.to)
     if value * of_one == 1:
         return dropped("1 means none")
     factor = f"{value:g} * {of_one} ranks of one expert" if of_one > 1 else f"{value:g} ranks"
@@ -79,7 +79,7 @@ def expert_size(value: float, view: View, row: Row) -> Outcome:
 
 def dispatcher(value: object, view: View, row: Row) -> Outcome:
     """Drop the way of tokens to experts, which parallel.expert decides."""
-    return dropped(row.why) if value in ("alltoall", "allgather") else needed(f"{value!r}: dslpar has no such way")
+    return dropped(row.why) if value in ("alltoall", "allgather") else needed(f"dslpar has no such way to experts as {value!r}: leave it out")
 
 
 @number
@@ -121,7 +121,7 @@ def layers_of_virtual_stage(value: object, view: View, row: Row) -> Outcome:
     known = all(type(size) is int and size > 0 for size in sizes)
     if not known or layers % (num_stages * value):
         rule = "num_layers / pipeline_model_parallel_size / num_layers_per_virtual_pipeline_stage"
-        return needed(f"each rank has {rule} of them, which is not a whole number", row.to)
+        return needed(f"each rank has {rule} of them, which is not a whole number: choose one", row.to)
     made = chunks(layers // num_stages // value, num_stages != 1, row)
     why = f"{layers} layers / {num_stages} ranks / {value}: the number of stages per rank"
     return made._replace(why=why) if made.fate == "changed" else made
@@ -167,7 +167,7 @@ def recompute(value: object, view: View, row: Row) -> Outcome:
     if value == "selective":
         return dropped("scores of attention are not stored: it is fused")
     if value != "full":
-        return needed("dslpar has 'full', by activation_checkpoint=N", row.to)
+        return needed("dslpar has 'full': choose N for activation_checkpoint=N, the layers per stored input", row.to)
     return changed(row.to, view.get("recompute_num_layers", 1), "'full': the number of layers per stored input")
 
 
@@ -292,6 +292,8 @@ def _counts(layers: int, num_stages: int, view: View) -> list[int] | None:
 @number
 def steps_of_samples(value: float, view: View, row: Row) -> Outcome:
     """Convert samples to steps, as Megatron-LM does: whole global batches."""
+    if not value and row.to != "train.steps":
+        return dropped("no warm-up, as if left out")
     size = view.get("global_batch_size")
     if type(size) is not int or size < 1 or view.values.get("rampup_batch_size") is not None:
         return needed("dslpar counts steps: choose samples / batch.global_size", row.to)

@@ -141,10 +141,12 @@ class Interpreter:
     def both_branches(self, branches: list[Command], may_skip: bool, why: str, state: State) -> Truth:
         """Follow branches of which one runs, or none if `may_skip`."""
         escapes, state.escapes = state.escapes, []
-        ends: list[State] = [state.copy()] if may_skip else []
+        ends: list[State] = []
         for branch in branches:
             ends.append(state.copy())
             self.execute(branch, ends[-1])
+        if may_skip:
+            ends.append(state.copy())
         made = ends.pop()
         while ends:
             made = either(ends.pop(), made, why)

@@ -380,7 +380,7 @@ class _Parser:
         return Word((Substitution(self.text[start : self.at], self.place(start)),), self.place(start))
 
     def simple(self) -> Command:
-        start = self.place()
+        start, index = self.place(), self.at
         assignments: list[Assignment] = []
         words: list[Word | Assignment] = []
         while True:
@@ -397,8 +397,8 @@ class _Parser:
                 words.append(self.assignment(found))
             else:
                 words.append(self.word())
-        if not assignments and not words and self.at == start and self.at >= len(self.text):
-            raise self.error("a command expected before the end of the script")
+        if self.at == index:
+            raise self.error(f"unexpected {self.text[index]!r}" if index < len(self.text) else "a command expected")
         return Simple(tuple(assignments), tuple(words), start)
 
     def redirection(self) -> bool:
