@@ -56,7 +56,8 @@ def clip(value: object, view: View, row: Row) -> Outcome:
 def one_dropout(value: object, all_of_them: list[object], row: Row) -> Outcome:
     """Merge several dropout probabilities into dslpar's single one, if they are equal."""
     if any(item != value for item in all_of_them):
-        return needed(f"dslpar has one dropout probability, but the source sets different ones, {all_of_them}: choose one", row.to)
+        different = f"dslpar has one dropout probability, but the source sets different ones, {all_of_them}"
+        return needed(f"{different}: choose one", row.to)
     return changed(row.to, value, "one probability for embedding, attention and outputs")
 
 

@@ -146,7 +146,9 @@ class Converter:
         if self.table.ignores and first not in known:
             ignored = f"{self.table.title} ignores top-level keys that it does not know"
             return needed(f"{ignored}; {close}") if close else dead(ignored)
-        none = "dslpar import has no row for this key: leave it out" if self.table.partial else f"{self.table.title} has no such key"
+        none = f"{self.table.title} has no such key"
+        if self.table.partial:
+            none = "dslpar import has no row for this key: leave it out"
         return needed(none + (f"; {close}" if close else ""))
 
     def own_name(self, leaf: Leaf, first: str) -> Outcome:
@@ -172,7 +174,8 @@ class Converter:
                 outcome = dropped(f"{self.source_keys[other]} sets the same value")
             elif other:
                 earlier = f"{self.source_keys[other]} already sets {other} = {self.values[other]!r}"
-                outcome = needed(f"{earlier}, but this key sets {outcome.value!r}: leave one of the two out", outcome.to)
+                this = f"this key sets {outcome.value!r}: leave one of the two out"
+                outcome = needed(f"{earlier}, but {this}", outcome.to)
             else:
                 self.values[outcome.to], self.source_keys[outcome.to] = outcome.value, leaf.key
         if outcome.fate == "needed" and leaf.value is not UNREAD:

@@ -1,4 +1,7 @@
-"""Arguments that Megatron-LM and Megatron-DeepSpeed know: how many values each takes, its default, and its place there."""
+"""Arguments of Megatron-LM and Megatron-DeepSpeed: how many values each takes, its default, and its place there.
+
+They were read from the programs' own parsers (data/megatron_arguments.tsv), which know what is a switch.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,16 @@ def expert_size(value: float, view: View, row: Row) -> Outcome:
 
 def dispatcher(value: object, view: View, row: Row) -> Outcome:
     """Drop the way of tokens to experts, which parallel.expert decides."""
-    return dropped(row.why) if value in ("alltoall", "allgather") else needed(f"dslpar has no such way to experts as {value!r}: leave it out")
+    if value in ("alltoall", "allgather"):
+        return dropped(row.why)
+    return needed(f"dslpar has no such way to experts as {value!r}: leave it out")
+
+
+def load_balancing(value: object, view: View, row: Row) -> Outcome:
+    """Drop the way of balancing experts by the loss that transformers' mixtures have."""
+    if value == "none":
+        return dropped("no balancing")
+    return dropped(row.why) if value == "aux_loss" else needed(f"dslpar has 'aux_loss', not {value!r}: leave it out")
 
 
 @number
@@ -154,7 +163,8 @@ def warmup(value: float, view: View, row: Row) -> Outcome:
 def decay_iters(value: object, view: View, row: Row) -> Outcome:
     """Drop the length of the schedule if it equals the run's; any other length needs the author."""
     steps = view.get("train_iters")
-    return only(value, view, row._replace(argument=f"{steps!r} else dslpar's schedules end at train.steps: leave it out"))
+    otherwise = "dslpar's schedules end at train.steps: leave it out"
+    return only(value, view, row._replace(argument=f"{steps!r} else {otherwise}"))
 
 
 def precision(value: object, view: View, row: Row) -> Outcome:
@@ -344,8 +354,10 @@ def fsdp(value: object, view: View, row: Row) -> Outcome:
 def sharding_strategy(value: object, view: View, row: Row) -> Outcome:
     """Drop the strategy, which decides the ZeRO stage of Megatron-LM's FSDP."""
     if value not in STRATEGIES:
-        return needed(f"{value!r} is none of {', '.join(STRATEGIES)}: choose a ZeRO stage", "zero.stage")
-    return dropped("zero.stage has it" if view.get("use_megatron_fsdp") else "without use_megatron_fsdp it has no effect")
+        names = ", ".join(STRATEGIES)
+        return needed(f"{value!r} is none of {names}: choose a ZeRO stage", "zero.stage")
+    is_on = view.get("use_megatron_fsdp") is True
+    return dropped("zero.stage has it" if is_on else "without use_megatron_fsdp it has no effect")
 
 
 @number
@@ -369,7 +381,8 @@ def remote_device(value: object, view: View, row: Row) -> Outcome:
 def data_path(value: object, view: View, row: Row) -> Outcome:
     """Say what to write for the data, which a config names relative to itself and a script to where it is started."""
     if isinstance(value, str) and row.pattern in ("data_path", "train_data_path"):
-        return needed(f"{row.why}: choose data=dict(type='tokens', path=...) with the path of {value!r} from OUT", row.to)
+        path = f"with the path of {value!r}, relative to the new config"
+        return needed(f"{row.why}: choose data=dict(type='tokens', path=...) {path}", row.to)
     kind = "with one part for each path and its weight"
     return needed(f"{row.why}: choose data=dict(type='blend', parts=...) {kind}", row.to)
 

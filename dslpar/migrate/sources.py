@@ -37,7 +37,7 @@ class Source(NamedTuple):
     missing: tuple[tuple[Location, str], ...] = ()
     """Location and file of each import whose file is missing."""
     places: Mapping[str, tuple[Location, Location]] = MappingProxyType({})
-    """Locations of each argument's name and of its unknown value, if any, in a shell script; empty for other sources."""
+    """Of a shell script: the locations of each argument's name and of its unknown value, if it has one."""
 
 
 def read_text(text: str, path: str, name: str = "") -> Source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -34,8 +35,8 @@ class Writer:
         self.draw = random.Random(seed)
 
     def script(self) -> str:
-        """Return a script with one launch, perhaps in a branch, a function, `eval` or `bash -c`."""
-        lines = ["#!/bin/bash", "N=5", "A=1", "B='--x 2'", 'OPTS="--lr 3"', "CMD=abc", "ARGS=(--num-layers 4)", "MORE=()"]
+        """Return a script with a launch, perhaps in a branch, a function, `eval` or `bash -c`."""
+        lines = ["N=5", "A=1", "B='--x 2'", 'OPTS="--lr 3"', "CMD=abc", "ARGS=(--num-layers 4)", "MORE=()"]
         lines += [self.statement(2) for _ in range(self.draw.randint(1, 6))]
         return "\n".join([*lines, self.launch(), ""])
 
@@ -81,7 +82,16 @@ class Writer:
     def expansion(self) -> str:
         """Return words that may be several arguments, or none."""
         return self.pick(
-            ("$OPTS", "${B}", '"${ARGS[@]}"', "${ARGS[@]}", '"${MORE[@]}"', "${MORE[*]}", '"$@"', "${NOT_SET:+--swiglu}")
+            (
+                "$OPTS",
+                "${B}",
+                '"${ARGS[@]}"',
+                "${ARGS[@]}",
+                '"${MORE[@]}"',
+                "${MORE[*]}",
+                '"$@"',
+                "${NOT_SET:+--swiglu}",
+            )
         )
 
     def arguments(self) -> str:
@@ -132,7 +142,7 @@ class Writer:
                 "echo starting $OPTS > /dev/null",
                 "cat <<EOF > notes\npython train.py --not-me 1 2 3\nEOF",
                 "cat <<-'END' >/dev/null\n\t$A `x` \"\n\tEND",
-                "grep -q x <<< \"$A\" || true",
+                'grep -q x <<< "$A" || true',
                 "set -e -o pipefail",
                 "[ -d out ] || mkdir out",
                 "(A=5; CMD=sub)",
@@ -156,18 +166,18 @@ class Writer:
                 "[ 3 -lt 4 -a a = a ]",
                 f'[ "${OUTSIDE}" = "1" ]',
                 f'[[ -n "${{{OUTSIDE}:-}}" ]]',
-                f"[ -n \"${OUTSIDE}\" ] && [ $A = 1 ]",
+                f'[ -n "${OUTSIDE}" ] && [ $A = 1 ]',
                 "test -f /nowhere/at/all",
             )
         )
 
     def branch(self, depth: int) -> str:
-        then, other = self.statement(depth - 1), self.statement(depth - 1)
+        then, other, one = self.statement(depth - 1), self.statement(depth - 1), self.assignment(0)
         return self.pick(
             (
                 f"if {self.condition()}; then\n{then}\nfi",
                 f"if {self.condition()}\nthen\n{then}\nelse\n{other}\nfi",
-                f"if {self.condition()}; then {self.assignment(0)}; elif {self.condition()}; then\n{then}\nelse\n{other}\nfi",
+                f"if {self.condition()}; then {one}\nelif {self.condition()}; then\n{then}\nelse\n{other}\nfi",
                 f"{self.condition()} && {self.assignment(0)}".replace(" # a comment", ""),
                 f"if {self.condition()}; then\n{then}\nelse\nexit 3\nfi",
             )
@@ -179,7 +189,7 @@ class Writer:
             (
                 f'for X in a "b c" $A; do\n{self.pick(NAMES)}="$X"\n{body}\ndone',
                 f"for X in 1 2 3; do\nif [ $X = 2 ]; then {self.pick(('continue', 'break'))}; fi\n{body}\ndone",
-                f"while [ -n \"${OUTSIDE}\" ]; do\n{body}\nbreak\ndone",
+                f'while [ -n "${OUTSIDE}" ]; do\n{body}\nbreak\ndone',
                 f"I=0\nwhile (( I < 2 )); do\n{body}\nI=$((I + 1))\ndone",
                 f"for ((I=0; I<2; I++)); do\n{body}\ndone",
             )
@@ -194,25 +204,26 @@ class Writer:
 
     def function(self, depth: int) -> str:
         return (
-            f"prepare() {{\nlocal A=$1\n{self.assignment(0)}\nif [ \"$A\" = \"{self.pick(WORDS)}\" ]; then return; fi\n"
+            f'prepare() {{\nlocal A=$1\n{self.assignment(0)}\nif [ "$A" = "{self.pick(WORDS)}" ]; then return; fi\n'
             f"{self.statement(depth - 1)}\n}}\nprepare {self.value()} {self.value()}"
         )
 
     def launch(self) -> str:
         command = f"{self.pick(LAUNCHERS)} {self.arguments()}"
         flat = command.replace(" \\\n    ", " ")
+        quoted = re.sub(r'([\\"$])', r"\\\1", flat)
         return self.pick(
             (
                 command,
                 f"{command} 2>&1 | tee out.log",
                 f"{command} > out.log 2>&1 &\nwait",
                 f"NCCL_DEBUG=INFO {command}",
-                f"start() {{\n{command} \"$@\"\n}}\nstart --fp16",
+                f'start() {{\n{command} "$@"\n}}\nstart --fp16',
                 f"{{ {command}; }}",
-                f"RUN=\"{flat.replace(chr(92), chr(92) * 2).replace(chr(34), chr(92) + chr(34)).replace('$', chr(92) + '$')} &> out.log\"\neval $RUN",
-                f"RUN=\"python train.py $OPTS --fp16\"\n$RUN",
-                f"RUN=\"python train.py $OPTS --fp16\"\nbash -c \"$RUN\"",
-                f"export OPTS\nsh -c 'python train.py $OPTS --save '\"$A\"",
+                f'RUN="{quoted} &> out.log"\neval $RUN',
+                'RUN="python train.py $OPTS --fp16"\n$RUN',
+                'RUN="python train.py $OPTS --fp16"\nbash -c "$RUN"',
+                "export OPTS\nsh -c 'python train.py $OPTS --save '\"$A\"",
                 f"if {self.condition()}; then\n{command}\nelse\n{command} --swiglu\nfi",
             )
         )

@@ -63,6 +63,8 @@ def load_arguments(text: str, path: str) -> tuple[Config, Places]:
     except ScriptError as error:
         return Config(path, Node({}, Location(path)), (error.finding,), {path: script.text}, complete=False), {}
     reader = _Reader(script)
+    if any(letter.unknown and letter.unknown.many for letter in launch.program_word):
+        reader.without_name(launch.program_word)
     for argument in reader.split(launch):
         reader.read(argument)
     reader.findings += script.others(launch, others)
@@ -101,11 +103,20 @@ class Script:
             every = launches(run.started)
         found = list(filter(_has_arguments, every))
         if not found:
-            message = "no command of this script passes arguments to a Python program"
-            hint = "name a script that runs `... program.py --argument value ...`"
-            raise ScriptError(finding("CFG009", Location(self.path), message, hint))
+            raise ScriptError(self.no_launch(run))
         chosen = max(found, key=lambda launch: (launch.is_python, sum(map(_is_name, launch.words))))
         return run, chosen, [launch for launch in every if launch is not chosen]
+
+    def no_launch(self, run: Interpreter) -> Finding:
+        """Return the finding of a script that starts no program, or one that is unknown."""
+        for command in run.started:
+            unknown = first_unknown(command.words[0])
+            if unknown is not None:
+                place = self.place(unknown.at, max(unknown.length, 1))
+                return finding("CFG009", place, f"this command is not known: {_because(unknown)}", "write it out here")
+        message = "no command of this script passes arguments to a Python program"
+        hint = "name a script that runs `... program.py --argument value ...`"
+        return finding("CFG009", Location(self.path), message, hint)
 
     def follow(self, past_exits: bool) -> Interpreter:
         """Follow the script. Raises ScriptError."""
@@ -142,7 +153,8 @@ def _is_name(word: Text) -> bool:
 
 
 def _has_arguments(launch: Launch) -> bool:
-    return any(_is_name(word) or not is_known(word) for word in launch.words)
+    """Return whether a program receives arguments, or perhaps some that are unknown."""
+    return any(_is_name(word) or not is_known(word) for word in (launch.program_word, *launch.words))
 
 
 class _Reader:
@@ -185,10 +197,12 @@ class _Reader:
         if any(not is_known(value) for value in values):
             self.children.pop(key, None)
             self.unknown.append(key)
-            unknown = next(filter(None, map(first_unknown, values)))
+            value = next(value for value in values if not is_known(value))
+            unknown = next(letter.unknown for letter in value if letter.unknown)
             where = self.place_of(unknown)
             self.places[key] = (place, where)
-            more = f"; {MISSING}" if unknown.many else ""
+            # A part of a path is hardly several words.
+            more = f"; {MISSING}" if unknown.many and (len(value) == 1 or unknown.choices) else ""
             message = f"{_because(unknown)}: write the value here{more}"
             self.findings.append(finding("CFG010", where, message, "write the value here"))
             return

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from dslpar.migrate.shell.assigned import assigned_in_arithmetic
 from dslpar.migrate.shell.conditions import Truth, test
+from dslpar.migrate.shell.expansion import assigned_in_arithmetic
 from dslpar.migrate.shell.letters import Text, Unknown, hole, joined, plain
 from dslpar.migrate.shell.parser import DECLARATIONS
 from dslpar.migrate.shell.syntax import Assignment, Simple

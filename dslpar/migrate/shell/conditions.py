@@ -44,7 +44,7 @@ def test(words: Sequence[Text]) -> Truth:
     """Evaluate the words between `[` and `]`."""
     if any(letter.unknown and letter.unknown.many for word in words for letter in word):
         return None  # even how many words there are is unknown
-    return _Test([word for word in words]).value()
+    return _Test(list(words)).value()
 
 
 class _Test:
@@ -100,9 +100,8 @@ class _Test:
             self.at += 1
             return made
         if self.left() >= 2 and self.shown() in _UNARY:
-            operator, operand = self.shown(), self.words[self.at + 1]
             self.at += 2
-            return unary(operator, operand)
+            return unary(plain(self.words[self.at - 2]), self.words[self.at - 1])
         self.at += 1
         return unary("-n", self.words[self.at - 1])
 

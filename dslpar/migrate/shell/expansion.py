@@ -1,7 +1,7 @@
 """Expand words as bash does: parameters, arithmetic, splitting at blanks. Nothing is executed.
 
 What only a running shell knows becomes unknown, with the reason: the script's own arguments, variables that the script
-does not set, output of commands, names of files. `${NAME:-default}` takes its default where the script does not set NAME.
+does not set, output of commands, names of files. `${NAME:-default}` takes its default where the script sets no NAME.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class Expander:
         return (hole(unknown if unknown.at >= 0 else unknown._replace(at=piece.at, length=piece.length)),)
 
     def not_set(self, piece: Parameter) -> Unknown:
-        shown = f"${piece.name}" if len(piece.name) == 1 or not piece.operator else "${%s}" % piece.name
+        shown = f"${piece.name}" if len(piece.name) == 1 or not piece.operator else f"${{{piece.name}}}"
         many = piece.name in ("@", "*")
         if piece.name.isdigit() or many or piece.name == "#":
             why = f"{shown} is what the script is called with"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from dslpar.migrate.shell.interpreter import Started
-from dslpar.migrate.shell.letters import Text, is_known, plain
+from dslpar.migrate.shell.letters import HOLE, Text, is_known, plain
 
 INTERPRETERS = ("python", "torchrun", "deepspeed", "accelerate", "colossalai", "mpirun", "srun")
 """Commands that start a program of Python; a version may follow (python3.11)."""
@@ -67,12 +67,17 @@ class Launch(NamedTuple):
 
     command: tuple[Text, ...]
     """The words up to the program: launchers and their options."""
-    program: str
-    """The program's name as the script has it; an unknown part is empty."""
+    program_word: Text
+    """The program's name as the script has it."""
     words: tuple[Text, ...]
     """The words that the program receives."""
     at: int
     """Position of the command in the script."""
+
+    @property
+    def program(self) -> str:
+        """Return the program's name; an unknown part is empty."""
+        return plain(self.program_word).replace(HOLE, "")
 
     @property
     def is_python(self) -> bool:
@@ -91,8 +96,7 @@ def _launch(started: Started) -> Iterator[Launch]:
         return
     index = _program(words, started.words)
     if index is not None:
-        name = words[index].replace("\0", "")
-        yield Launch(started.words[:index], name, started.words[index + 1 :], started.at)
+        yield Launch(started.words[:index], started.words[index], started.words[index + 1 :], started.at)
 
 
 def _program(words: list[str], texts: tuple[Text, ...]) -> int | None:

@@ -44,12 +44,15 @@ RUN = "python a.py"
         ("f() { local A=$1; python a.py --x $A; }\nf 5", {"--x": 5}, set()),
         ("A='a/b.txt'\npython a.py --x ${A##*/} --y ${A%.*} --z ${A/b/c} --w ${A:2:1} --v ${A^^}",
          {"--x": "b.txt", "--y": "a/b", "--z": "a/c.txt", "--w": "b", "--v": "A/B.TXT"}, set()),
-        ("A=${1:-\"runs/my run\"}\nB=${2:-'logs'}\npython a.py --x \"$A\" --y $B", {"--x": "runs/my run", "--y": "logs"}, set()),
-        ("A=<Specify path>\nB=<Specify path to file>/vocab.json\npython a.py --save $A --x $B --y 1", {"--y": 1}, {"--save", "--x"}),
+        ("A=${1:-\"runs/my run\"}\nB=${2:-'logs'}\npython a.py --x \"$A\" --y $B",
+         {"--x": "runs/my run", "--y": "logs"}, set()),
+        ("A=<Specify path>\nB=<Specify path to file>/vocab.json\npython a.py --save $A --x $B --y 1",
+         {"--y": 1}, {"--save", "--x"}),
         ("python a.py --x $1 --y $(hostname) --z `pwd` --w $((1 / 0))", {}, {"--x", "--y", "--z", "--w"}),
         ("if a; then\nA=2\nfi\npython a.py --x $A --y 3", {"--y": 3}, {"--x"}),
         ("python a.py --x 1 --x 2", {"--x": 2}, set()),
-        ("python a.py --sequence-parallel true --fp16 --lr 1", {"--sequence-parallel": True, "--fp16": True, "--lr": 1}, set()),
+        ("python a.py --sequence-parallel true --fp16 --lr 1",
+         {"--sequence-parallel": True, "--fp16": True, "--lr": 1}, set()),
         ("[ $# -gt 0 ] || exit 1\npython a.py --x 1", {"--x": 1}, set()),
         ("if [ -z \"${A:-}\" ]; then exit 1; fi\npython a.py --x 1", {"--x": 1}, set()),
         ("A=b\nmegatron sft --load c \\\n --x $A", {"--load": "c", "--x": "b"}, set()),
@@ -65,7 +68,8 @@ def test_what_a_script_hands_over(script: str, values: dict[str, object], unknow
 @pytest.mark.parametrize(
     ("script", "line", "message"),
     [
-        ("if a; then\nB='--fp16'\nfi\npython a.py --x 1 $B", 4, f"{MISSING}: `if` of line 1 decides: '--fp16' or nothing"),
+        ("if a; then\nB='--fp16'\nfi\npython a.py --x 1 $B", 4,
+         f"{MISSING}: `if` of line 1 decides: '--fp16' or nothing"),
         ("E=()\nif [[ $X == 1 ]]; then E+=( --swiglu ); fi\npython a.py --sequence-parallel \"${E[@]}\"", 3,
          f"{MISSING}: `if` of line 2 decides: '--swiglu' or nothing"),
         ("python a.py --fp16 \"$@\"", 1, f"{MISSING}: $@ is what the script is called with"),
@@ -73,7 +77,8 @@ def test_what_a_script_hands_over(script: str, values: dict[str, object], unknow
         ("python a.py --fp16 ${EXTRA:-}", 1, f"{MISSING}: the script does not set EXTRA"),
         ("O=\"--lr 1\n$EXTRA\"\nR=\"python a.py $O\"\neval $R", 2, f"{MISSING}: the script does not set EXTRA"),
         ("python a.py --fp16 data/*.bin", 1, f"{MISSING}: `data/*.bin` is a pattern of file names"),
-        ("A=1\nif a; then A=2; fi\npython a.py --lr $A", 3, "`if` of line 2 decides: '2' or '1': write the value here"),
+        ("A=1\nif a; then A=2; fi\npython a.py --lr $A", 3,
+         "`if` of line 2 decides: '2' or '1': write the value here"),
         ("source env.sh\npython a.py --lr 1", 1, "env.sh is not read: what it sets may change arguments"),
         ("source venv/bin/activate\npython a.py --lr 1 more", 2, "'more' is not the value of an argument"),
         ("for A in 1 2; do\npython a.py --lr $A\ndone", 2,
@@ -92,9 +97,14 @@ def followed(script: str, finding: Finding) -> str:
     lines = script.split("\n")
     place = finding.location
     line, start, end = lines[place.line - 1], place.column - 1, place.end_column - 1
-    values = {"write the value here": "7", "write them out": "--fp16", "leave it out": "", "write out what it sets": "A=1"}
+    values = {
+        "write the value here": "7",
+        "write them out": "--fp16",
+        "leave it out": "",
+        "write out what it sets": "A=1",
+    }
     if finding.help == "write out what it sets":
-        line = values[finding.help]
+        line = "A=1"
     elif finding.help in values:
         line = line[:start] + values[finding.help] + line[end:]
     else:
@@ -111,9 +121,9 @@ def followed(script: str, finding: Finding) -> str:
         "python a.py --save $1 --lr ${LR} --seed $(date +%s)",
         "A=<path>\npython a.py --save $A --load $A",
         "if a; then\nB='--swiglu'\nfi\npython a.py --lr 1 $B",
-        "E=()\nif a; then E+=( --swiglu ); fi\npython a.py --fp16 \"${E[@]}\"",
-        "python a.py --fp16 \"$@\" ${MORE} --save ~/runs",
-        "O=\"--lr $LR $MORE\"\nR=\"python a.py $O\"\neval $R",
+        'E=()\nif a; then E+=( --swiglu ); fi\npython a.py --fp16 "${E[@]}"',
+        'python a.py --fp16 "$@" ${MORE} --save ~/runs',
+        'O="--lr $LR $MORE"\nR="python a.py $O"\neval $R',
         "python a.py --data-path data/{a,b}.bin --lr 1 --fp16 data/*.bin",
         "source env.sh\npython a.py --lr 1 more",
     ],
@@ -165,6 +175,21 @@ def test_no_arguments_are_a_finding(text: str) -> None:
     assert config.findings[0].help
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "code", "start"),
+    [
+        ("python a.py --x 1", "python b.py --y 2", "CFG010", MISSING),
+        ("./a --x 1", "./b --y 2", "CFG009", "this command is not known"),
+    ],
+)
+def test_an_unknown_command_is_a_finding_at_its_place(first: str, second: str, code: str, start: str) -> None:
+    config, _ = load_arguments(f"if a; then C='{first}'; else C='{second}'; fi\neval $C", "run.sh")
+    choices = f"{first.removeprefix('python ')!r} or {second.removeprefix('python ')!r}"
+    assert [(item.code, item.location.line, item.message) for item in config.findings] == [
+        (code, 2, f"{start}: `if` of line 1 decides: {choices}")
+    ]
+
+
 @pytest.mark.parametrize("text", ["(((", "'", '"$(', "a ${", "A=(", "if a; then b", "a | ", "a; ; b", "fi", "x <"])
 def test_what_bash_cannot_parse_is_a_finding_at_its_place(text: str) -> None:
     assert subprocess.run(["bash", "-n", "-c", text], capture_output=True, check=False).returncode
@@ -175,7 +200,9 @@ def test_what_bash_cannot_parse_is_a_finding_at_its_place(text: str) -> None:
 
 
 def test_any_text_is_read_or_refused() -> None:
-    pieces = re.findall(r"\S+ ?", "$ ( ) { } ' \" \\ A= --x python a.py ${A} $(( ` <<E # [[ ]] if then fi for in do done")
+    pieces = re.findall(
+        r"\S+ ?", "$ ( ) { } ' \" \\ A= --x python a.py ${A} $(( ` <<E # [[ ]] if then fi for in do done"
+    )
     for seed in range(500):
         chosen = random.Random(seed)
         load_arguments("".join(chosen.choice([*pieces, "\n"]) for _ in range(50)), "run.sh")
