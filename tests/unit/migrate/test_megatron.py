@@ -196,7 +196,7 @@ def test_layers_of_the_first_and_last_stage_are_counts(arguments: str, counts: l
         ("--num-key-value-heads 2", "--num-key-value-heads", ("renamed", "model.num_kv_heads", 2)),
         ("--fp8-format hybrid", "--fp8-format", ("needed", "precision.dtype", "hybrid")),
         ("--fp8-format hybrid --fp8-margin 0", "--fp8-margin", ("dropped", "", 0)),
-        ("--fp8-interval 1", "--fp8-interval", ("dead", "", 1)),
+        ("--zero-reduce-bucket-size 1", "--zero-reduce-bucket-size", ("dead", "", 1)),
         ("--ds-sequence-parallel-size 2", "--ds-sequence-parallel-size", ("changed", "parallel.context.size", 2)),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "--use-megatron-fsdp",
          ("changed", "zero.stage", 2)),
