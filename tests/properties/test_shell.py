@@ -1,4 +1,4 @@
-"""What `dslpar import` reads from a launch script is what bash hands over, or it reports what is unknown."""
+"""Arguments that `dslpar import` reads from random launch scripts, compared with those that bash hands over."""
 
 from __future__ import annotations
 

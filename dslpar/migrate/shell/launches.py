@@ -81,7 +81,7 @@ class Launch(NamedTuple):
 
     @property
     def is_python(self) -> bool:
-        """Return whether the program is named as one of Python's, so that it is the most likely to train."""
+        """Return whether the name is that of a Python program or module, which most likely trains."""
         return self.program.endswith(".py") or "-m" in map(plain, self.command)
 
 

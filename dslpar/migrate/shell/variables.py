@@ -37,7 +37,7 @@ def unknown_variable(why: str, choices: tuple[str, ...] = ()) -> Variable:
 
 
 class State:
-    """What a shell knows when it reaches a command."""
+    """Variables, functions and parameters of a shell at a command."""
 
     def __init__(self) -> None:
         self.variables: dict[str, Variable] = {}
