@@ -112,7 +112,8 @@ def _epoch(made: Import, args: argparse.Namespace, parser: argparse.ArgumentPars
     try:
         size = layout.requested_batch.global_size or layout.batch.global_size
     except UnknownValueError:
-        parser.error("--num-samples: the number of samples per step is unknown; --world-size N may help")
+        hint = "--world-size N may help" if args.world_size is None else f"write the batch sizes into {args.file}"
+        parser.error(f"--num-samples: the number of samples per step is unknown; {hint}")
     return Epoch(args.num_samples, size)
 
 

@@ -24,7 +24,7 @@ def on(value: object, view: View, row: Row) -> Outcome:
     to, _, why = row.argument.partition(": ")
     if value is True:
         return changed(row.to, ast.literal_eval(to), why)
-    return dropped("off") if value is False else needed(f"it is {value!r}, neither True nor False", row.to)
+    return dropped("off") if value is False else needed(f"it is {value!r}, neither True nor False: choose one", row.to)
 
 
 def number(convert: Callable[[float, View, Row], object]) -> Conversion:
@@ -34,7 +34,7 @@ def number(convert: Callable[[float, View, Row], object]) -> Conversion:
     def checked(value: object, view: View, row: Row) -> object:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return convert(value, view, row)
-        return needed(f"it is {value!r}, not a number", row.to)
+        return needed(f"it is {value!r}, not a number: choose one", row.to)
 
     return checked
 
@@ -44,7 +44,7 @@ def exponent(value: float, view: View, row: Row) -> object:
     """Take log2 of a loss scale."""
     power = int(value).bit_length() - 1
     if value < 1 or 2**power != value:
-        return needed(f"DeepSpeed starts from a power of two, which {value!r} is not", row.to)
+        return needed(f"DeepSpeed starts from a power of two, which {value!r} is not: choose one", row.to)
     return power
 
 
@@ -56,14 +56,15 @@ def clip(value: object, view: View, row: Row) -> Outcome:
 def one_dropout(value: object, all_of_them: list[object], row: Row) -> Outcome:
     """Merge several dropout probabilities into dslpar's single one, if they are equal."""
     if any(item != value for item in all_of_them):
-        return needed(f"dslpar has one dropout probability, but the source sets different ones: {all_of_them}", row.to)
+        different = f"dslpar has one dropout probability, but the source sets different ones, {all_of_them}"
+        return needed(f"{different}: choose one", row.to)
     return changed(row.to, value, "one probability for embedding, attention and outputs")
 
 
 def chunks(value: object, has_pipeline: bool, row: Row) -> Outcome:
     """Convert the number of stages per rank of a pipeline; more than one implies the interleaved schedule."""
     if type(value) is not int or value < 1:
-        return needed(f"it is {value!r}, not a number of stages", row.to)
+        return needed(f"it is {value!r}, not a number of stages: choose one", row.to)
     if not has_pipeline:
         return dropped("without a pipeline it has no effect")
     if value == 1:

@@ -146,7 +146,9 @@ class Converter:
         if self.table.ignores and first not in known:
             ignored = f"{self.table.title} ignores top-level keys that it does not know"
             return needed(f"{ignored}; {close}") if close else dead(ignored)
-        none = "dslpar import has no row for this key" if self.table.partial else f"{self.table.title} has no such key"
+        none = f"{self.table.title} has no such key"
+        if self.table.partial:
+            none = "dslpar import has no row for this key: leave it out"
         return needed(none + (f"; {close}" if close else ""))
 
     def own_name(self, leaf: Leaf, first: str) -> Outcome:
@@ -172,7 +174,8 @@ class Converter:
                 outcome = dropped(f"{self.source_keys[other]} sets the same value")
             elif other:
                 earlier = f"{self.source_keys[other]} already sets {other} = {self.values[other]!r}"
-                outcome = needed(f"{earlier}, but this key sets {outcome.value!r}", outcome.to)
+                this = f"this key sets {outcome.value!r}: leave one of the two out"
+                outcome = needed(f"{earlier}, but {this}", outcome.to)
             else:
                 self.values[outcome.to], self.source_keys[outcome.to] = outcome.value, leaf.key
         if outcome.fate == "needed" and leaf.value is not UNREAD:
@@ -193,19 +196,21 @@ class Converter:
 
     def read_unread(self) -> None:
         """Record each unevaluated key with the findings at its place, then the findings that belong to no key."""
-        left = [finding for finding in self.source.config.findings if finding.severity == "error"]
+        errors = [finding for finding in self.source.config.findings if finding.severity == "error"]
+        explained: list[Finding] = []
         for leaf, around in self.unread:
             outcome = self.outcome(leaf)
-            why = [finding for finding in left if _is_within(finding.location, around)]
+            why = [finding for finding in errors if _is_within(finding.location, around)]
             if why:
-                left = [finding for finding in left if finding not in why]
+                explained += why
                 leaf = leaf._replace(location=why[0].location)
             if why and outcome.fate == "needed":
                 messages = "; ".join(dict.fromkeys(finding.message for finding in why))
                 outcome = outcome._replace(why=f"could not be read: {messages}")
             self.settle(leaf, outcome)
-        for finding in left:
-            self.note("", needed(f"could not be read: {finding.message}"), finding.location)
+        for finding in (finding for finding in errors if finding not in explained):
+            what = finding.message if self.source.places else f"could not be read: {finding.message}"
+            self.note("", needed(what), finding.location)
 
     # Added values --------------------------------------------------------------------------------------------
 

@@ -6,15 +6,17 @@ import ast
 from typing import Any
 
 from dslpar.migrate.conversions import chunks, number, on, one_dropout, only
+from dslpar.migrate.known_arguments import SWITCH, known_arguments
 from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
 
 
 def choice(value: object, view: View, row: Row) -> Outcome:
     """Convert a value by the dict in the row's argument; a value that is not in the dict needs the author."""
     known = ast.literal_eval(row.argument)
-    if not isinstance(value, str) or value not in known:
-        return needed(f"dslpar has {', '.join(map(repr, dict.fromkeys(known.values())))}, and not {value!r}", row.to)
-    to = known[value]
+    to = known.get(value, value if value in known.values() else None) if isinstance(value, str) else None
+    if to is None:
+        theirs = ", ".join(map(repr, known))
+        return needed(f"{value!r} is none of {theirs}, which dslpar has: leave it out, or choose one of these", row.to)
     if to == value:
         return Outcome("renamed", row.to, value)
     return changed(row.to, to, row.why or f"{value!r}, by dslpar's name")
@@ -34,7 +36,7 @@ def kv_channels(value: float, view: View, row: Row) -> Outcome:
     """Drop the width of a head if it is hidden_size / num_attention_heads."""
     hidden, heads = view.get("hidden_size"), view.get("num_attention_heads")
     usual = type(hidden) is int and type(heads) is int and value * heads == hidden
-    return dropped(row.why) if usual else needed("dslpar's heads have hidden_size / num_heads features")
+    return dropped(row.why) if usual else needed("dslpar's heads have hidden_size / num_heads features: leave it out")
 
 
 def swiglu(value: object, view: View, row: Row) -> Outcome:
@@ -68,7 +70,7 @@ def expert_size(value: float, view: View, row: Row) -> Outcome:
     """
     of_one = view.any_of("expert_tensor_parallel_size", "tensor_model_parallel_size") or 1
     if type(of_one) is not int or value != int(value):
-        return needed("it is the number of ranks that together hold all experts", row.to)
+        return needed("choose the number of ranks that together hold all experts", row.to)
     if value * of_one == 1:
         return dropped("1 means none")
     factor = f"{value:g} * {of_one} ranks of one expert" if of_one > 1 else f"{value:g} ranks"
@@ -77,7 +79,16 @@ def expert_size(value: float, view: View, row: Row) -> Outcome:
 
 def dispatcher(value: object, view: View, row: Row) -> Outcome:
     """Drop the way of tokens to experts, which parallel.expert decides."""
-    return dropped(row.why) if value in ("alltoall", "allgather") else needed(f"{value!r}: dslpar has no such way")
+    if value in ("alltoall", "allgather"):
+        return dropped(row.why)
+    return needed(f"dslpar has no such way to experts as {value!r}: leave it out")
+
+
+def load_balancing(value: object, view: View, row: Row) -> Outcome:
+    """Drop the way of balancing experts by the loss that transformers' mixtures have."""
+    if value == "none":
+        return dropped("no balancing")
+    return dropped(row.why) if value == "aux_loss" else needed(f"dslpar has 'aux_loss', not {value!r}: leave it out")
 
 
 @number
@@ -119,7 +130,7 @@ def layers_of_virtual_stage(value: object, view: View, row: Row) -> Outcome:
     known = all(type(size) is int and size > 0 for size in sizes)
     if not known or layers % (num_stages * value):
         rule = "num_layers / pipeline_model_parallel_size / num_layers_per_virtual_pipeline_stage"
-        return needed(f"each rank has {rule} of them, which is not a whole number", row.to)
+        return needed(f"each rank has {rule} of them, which is not a whole number: choose one", row.to)
     made = chunks(layers // num_stages // value, num_stages != 1, row)
     why = f"{layers} layers / {num_stages} ranks / {value}: the number of stages per rank"
     return made._replace(why=why) if made.fate == "changed" else made
@@ -145,14 +156,15 @@ def warmup(value: float, view: View, row: Row) -> Outcome:
     if not value:
         return dropped("no warm-up, as if left out")
     if type(total) is not int:
-        return needed("dslpar counts steps of warm-up: this fraction of train.steps", row.to)
+        return needed("dslpar counts steps of warm-up: choose this fraction of train.steps", row.to)
     return changed(row.to, int(value * total), f"{value} * {total} steps")
 
 
 def decay_iters(value: object, view: View, row: Row) -> Outcome:
     """Drop the length of the schedule if it equals the run's; any other length needs the author."""
     steps = view.get("train_iters")
-    return only(value, view, row._replace(argument=f"{steps!r} else dslpar's schedules reach min_lr at train.steps"))
+    otherwise = "dslpar's schedules end at train.steps: leave it out"
+    return only(value, view, row._replace(argument=f"{steps!r} else {otherwise}"))
 
 
 def precision(value: object, view: View, row: Row) -> Outcome:
@@ -165,7 +177,7 @@ def recompute(value: object, view: View, row: Row) -> Outcome:
     if value == "selective":
         return dropped("scores of attention are not stored: it is fused")
     if value != "full":
-        return needed("dslpar has 'full', by activation_checkpoint=N", row.to)
+        return needed("dslpar has 'full': choose N for activation_checkpoint=N, the layers per stored input", row.to)
     return changed(row.to, view.get("recompute_num_layers", 1), "'full': the number of layers per stored input")
 
 
@@ -203,3 +215,217 @@ def global_attention(value: object, view: View, row: Row) -> Outcome:
         else {value}
     )
     return dropped("all layers are global") if kinds <= {"global", "flash"} else needed("dslpar's attention is global")
+
+
+# Arguments that dslpar has no counterpart for --------------------------------------------------------------------
+
+
+def unless_default(value: object, view: View, row: Row) -> Outcome:
+    """Drop a value that is Megatron-LM's own default; any other value needs the author."""
+    known = known_arguments().get("--" + row.pattern.replace("_", "-"))
+    if value is False or (known is not None and known.values != SWITCH and repr(value) == known.default):
+        return dropped("off, as if left out")
+    return needed(row.why, row.to)
+
+
+def of_mixture(value: object, view: View, row: Row) -> Outcome:
+    """Drop a setting of experts if the model has none, and Megatron-LM's defaults unless the argument is "always"."""
+    if row.pattern == "num_experts" and value in (None, 1, [1]):
+        return dropped("one MLP for every token")
+    if row.pattern != "num_experts" and view.values.get("num_experts") in (None, 1, [1]):
+        return dropped("without num_experts it has no effect")
+    return needed(row.why, row.to) if row.argument == "always" else unless_default(value, view, row)
+
+
+def of_other_optimizer(value: object, view: View, row: Row) -> Outcome:
+    """Drop a setting of an optimizer that the source does not choose."""
+    name = row.pattern.removeprefix("dist_").partition("_")[0]
+    chosen = view.values.get("optimizer") or "adam"
+    if isinstance(chosen, str) and name not in chosen:
+        return dropped(f"the optimizer is {chosen!r}")
+    return unless_default(value, view, row)
+
+
+# Stages ----------------------------------------------------------------------------------------------------------
+
+
+def stage_counts(value: object, view: View, row: Row) -> Outcome:
+    """Convert the layers of the first and last stage, or what counts as a layer there, to those of each stage."""
+    if value is False or value is None:
+        return dropped("off")
+    layers, num_stages = view.any_of("num_layers", "encoder_num_layers"), _num_stages(view)
+    if num_stages == 1:
+        return dropped("without a pipeline it has no effect")
+    if _has_virtual_stages(view):
+        return needed("choose the layers of each stage: with virtual stages, ranks have several of them", row.to)
+    if type(layers) is not int or type(num_stages) is not int:
+        return needed("choose the layers of each stage", row.to)
+    counts = _counts(layers, num_stages, view)
+    if counts is None:
+        return needed("choose the layers of each stage: num_layers does not divide as this says", row.to)
+    return changed(row.to, counts, "the layers of each stage")
+
+
+def _has_virtual_stages(view: View) -> bool:
+    return any(
+        view.values.get(name) is not None
+        for name in (
+            "num_layers_per_virtual_pipeline_stage",
+            "num_virtual_stages_per_pipeline_rank",
+            "virtual_pipeline_model_parallel_size",
+        )
+    )
+
+
+def _counts(layers: int, num_stages: int, view: View) -> list[int] | None:
+    """Return the layers of each stage as Megatron-LM divides them; None if they do not divide."""
+    first, last = (view.get(f"decoder_{which}_pipeline_num_layers") for which in ("first", "last"))
+    if first is None and last is None:
+        extra = [int(view.get(f"account_for_{what}_in_pipeline_split") is True) for what in ("embedding", "loss")]
+        each, rest = divmod(layers + sum(extra), num_stages)
+        made = [each] * num_stages
+        made[0] -= extra[0]
+        made[-1] -= extra[1]
+    else:
+        given = [count for count in (first, last) if count is not None]
+        if not all(type(count) is int for count in given) or num_stages <= len(given):
+            return None
+        each, rest = divmod(layers - sum(given), num_stages - len(given))
+        middle = [each] * (num_stages - len(given))
+        made = [*([] if first is None else [first]), *middle, *([] if last is None else [last])]
+    return made if rest == 0 and min(made) >= 0 else None
+
+
+# Batch and steps --------------------------------------------------------------------------------------------------
+
+
+@number
+def steps_of_samples(value: float, view: View, row: Row) -> Outcome:
+    """Convert samples to steps, as Megatron-LM does: whole global batches."""
+    if not value and row.to != "train.steps":
+        return dropped("no warm-up, as if left out")
+    size = view.get("global_batch_size")
+    if type(size) is not int or size < 1 or view.values.get("rampup_batch_size") is not None:
+        return needed("dslpar counts steps: choose samples / batch.global_size", row.to)
+    return changed(row.to, int(value) // size, f"{value} samples / {size}")
+
+
+@number
+def steps_of_tokens(value: float, view: View, row: Row) -> Outcome:
+    """Convert tokens to steps, of which the last one reaches the number of tokens."""
+    size, length = view.get("global_batch_size"), view.any_of("seq_length", "encoder_seq_length")
+    known = all(type(item) is int and item > 0 for item in (size, length))
+    if not known or view.values.get("rampup_batch_size") is not None:
+        return needed("dslpar counts steps: choose tokens / (batch.global_size * data.seq_len)", row.to)
+    return changed(row.to, -(-int(value) // (size * length)), f"{value} tokens / ({size} * {length})")
+
+
+def same_as(value: object, view: View, row: Row) -> Outcome:
+    """Drop a value that equals one of the keys in the row's argument; any other value needs the author."""
+    names = row.argument.split()
+    mine = [name for name in names if name in row.pattern] or names
+    equal = value is not None and value == view.get(mine[0])
+    return dropped(row.why) if equal else needed(f"{row.why}: leave it out")
+
+
+# Optimizer state --------------------------------------------------------------------------------------------------
+
+STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+
+def distributed_optimizer(value: object, view: View, row: Row) -> Outcome:
+    """Convert the switch of the distributed optimizer, unless FSDP shards more."""
+    if value is True and any(view.get(name) is True for name in ("use_megatron_fsdp", "use_torch_fsdp2")):
+        return dropped("fully sharded data parallelism includes it")
+    return on(value, view, row._replace(argument="1: a distributed optimizer is ZeRO 1"))
+
+
+def fsdp(value: object, view: View, row: Row) -> Outcome:
+    """Convert a switch of fully sharded data parallelism to the ZeRO stage of its strategy."""
+    if value is not True:
+        return dropped("off")
+    strategy = view.get("data_parallel_sharding_strategy", "optim_grads_params")
+    stage = 3 if row.pattern == "use_torch_fsdp2" else STRATEGIES.get(str(strategy))
+    if stage is None:
+        return needed(f"{strategy!r} is none of {', '.join(STRATEGIES)}: choose a ZeRO stage", row.to)
+    return changed(row.to, stage, f"{strategy!r} is ZeRO {stage}" if stage != 3 else "fully sharded is ZeRO 3")
+
+
+def sharding_strategy(value: object, view: View, row: Row) -> Outcome:
+    """Drop the strategy, which decides the ZeRO stage of Megatron-LM's FSDP."""
+    if value not in STRATEGIES:
+        names = ", ".join(STRATEGIES)
+        return needed(f"{value!r} is none of {names}: choose a ZeRO stage", "zero.stage")
+    is_on = view.get("use_megatron_fsdp") is True
+    return dropped("zero.stage has it" if is_on else "without use_megatron_fsdp it has no effect")
+
+
+@number
+def offload_fraction(value: float, view: View, row: Row) -> Outcome:
+    """Keep the share of the optimizer's state in host memory if any of it is there."""
+    if view.get("optimizer_cpu_offload") is not True:
+        return dropped("without optimizer_cpu_offload it has no effect")
+    return row.as_is(value)
+
+
+def remote_device(value: object, view: View, row: Row) -> Outcome:
+    """Convert the device of ZeRO 3's parameters."""
+    if value == "cpu":
+        return row.as_is(value, "the parameters are in host memory")
+    return dropped("off") if value == "none" else needed("dslpar has 'cpu': leave it out", row.to)
+
+
+# Data -------------------------------------------------------------------------------------------------------------
+
+
+def data_path(value: object, view: View, row: Row) -> Outcome:
+    """Say what to write for the data, which a config names relative to itself and a script to where it is started."""
+    if isinstance(value, str) and row.pattern in ("data_path", "train_data_path"):
+        path = f"with the path of {value!r}, relative to the new config"
+        return needed(f"{row.why}: choose data=dict(type='tokens', path=...) {path}", row.to)
+    kind = "with one part for each path and its weight"
+    return needed(f"{row.why}: choose data=dict(type='blend', parts=...) {kind}", row.to)
+
+
+def eval_path(value: object, view: View, row: Row) -> Outcome:
+    """Say what to write for held-out data."""
+    return needed(f"{row.why}: choose data.eval_path, beside data.path", row.to)
+
+
+def split(value: object, view: View, row: Row) -> Outcome:
+    """Convert the shares of training, validation and test data to the share that is held out."""
+    try:
+        shares = [float(part) for part in str(value).split(",")] + [0.0, 0.0]
+    except ValueError:
+        return needed("choose the share that is held out", row.to)
+    total = sum(shares)
+    if not total or min(shares) < 0 or shares[0] == 0:
+        return needed("choose the share that is held out", row.to)
+    made = round(shares[1] / total, 6)
+    return changed(row.to, made, f"the second share of {value}; a share of test data is not set aside")
+
+
+def load(value: object, view: View, row: Row) -> Outcome:
+    """Drop the folder to load if the run saves there, so that it continues itself."""
+    if value == view.get("save"):
+        return dropped(row.why)
+    return needed("dslpar does not read Megatron-LM's checkpoints: leave it out to begin with new weights")
+
+
+# Positions and context --------------------------------------------------------------------------------------------
+
+
+def no_positions(value: object, view: View, row: Row) -> Outcome:
+    """Drop the switch that turns learned positions off where rotary positions take their place."""
+    rotary = view.get("use_rotary_position_embeddings") is True or view.get("position_embedding_type") == "rope"
+    if rotary or value is not True:
+        return dropped(row.why if rotary else "off")
+    return needed("dslpar's GPT has learned or rotary positions: leave it out", "model.positions")
+
+
+@number
+def deepspeed_sequence_parallel(value: float, view: View, row: Row) -> Outcome:
+    """Convert the size of DeepSpeed's sequence parallelism."""
+    if value == 1:
+        return dropped("1 means none")
+    return changed(row.to, value, "DeepSpeed's sequence parallelism is 'ulysses'", {"parallel.context.impl": "ulysses"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import resources
+from itertools import groupby
 
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.table import FATES, Row, Table
@@ -18,10 +19,11 @@ def page() -> str:
 def _section(table: Table) -> str:
     rows = ""
     own_rows = len(table.rows) - (len(table.includes.rows) if table.includes else 0)
-    for row in table.rows[:own_rows]:
+    for row, group in groupby(table.rows[:own_rows], _without_pattern):
+        keys = ", ".join(f"`{row.pattern}`" for row in group)
         to = f"`{row.to}`" if row.to and row.fate not in ("dropped", "dead") else ""
         why = (row.why + _condition(row)).replace("|", "\\|")
-        rows += f"| `{row.pattern}` | {FATES[row.fate]} | {to} | {why} |\n"
+        rows += f"| {keys} | {FATES[row.fate]} | {to} | {why} |\n"
     own = "Other names of the file's own are dropped; " if table.own_names else ""
     own += f"{table.includes.title}'s keys are as there; " if table.includes else ""
     last = f"{own}{'o' if own else 'O'}ther keys need you.\n"
@@ -29,6 +31,11 @@ def _section(table: Table) -> str:
         given = ", ".join(f"`{key}={value!r}`" for key, value in table.defaults.items())
         last += f"\nWhere the source is silent, these count, as they do in {table.title}: {given}.\n"
     return f"\n## {table.title}\n\n| key | fate | becomes | |\n|---|---|---|---|\n{rows}\n{last}"
+
+
+def _without_pattern(row: Row) -> Row:
+    """Return a row that is equal for keys with the same fate and reason, which share a line."""
+    return row._replace(pattern="")
 
 
 def _condition(row: Row) -> str:

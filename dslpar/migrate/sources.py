@@ -36,8 +36,8 @@ class Source(NamedTuple):
     config: Config
     missing: tuple[tuple[Location, str], ...] = ()
     """Location and file of each import whose file is missing."""
-    places: Mapping[str, Location] = MappingProxyType({})
-    """Locations of the arguments' names, if the source is a shell script; empty for other sources."""
+    places: Mapping[str, tuple[Location, Location]] = MappingProxyType({})
+    """Of a shell script: the locations of each argument's name and of its unknown value, if it has one."""
 
 
 def read_text(text: str, path: str, name: str = "") -> Source:
@@ -50,7 +50,7 @@ def read_text(text: str, path: str, name: str = "") -> Source:
         other = next(name for name, table in TABLES.items() if ".json" in table.framework.endings)
         return Source(name or (OURS if ours else other), path, config)
     if path.endswith(SHELL_ENDINGS):
-        from dslpar.migrate.shell import load_arguments  # it uses the YAML parser, which is slow to import
+        from dslpar.migrate.shell.arguments import load_arguments  # it uses the YAML parser, which is slow to import
 
         config, places = load_arguments(text, path)
         return Source(name or recognise(config, ""), path, config, places=places)
@@ -89,7 +89,7 @@ def assigned(source: Source) -> Places:
     """Return two locations for each dotted key that a source writes: the key's, and its value's or statement's."""
     config = source.config
     if source.places:
-        return {key: (place, place) for key, place in source.places.items()}
+        return dict(source.places)
     if config.path.endswith(YAML_ENDINGS) or config.path not in config.sources:
         return {}
     text = Text(config.path, config.sources[config.path])

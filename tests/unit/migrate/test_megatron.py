@@ -33,13 +33,17 @@ def test_a_script_of_megatron_lm() -> None:
     assert told["--recompute-granularity"] == ("changed", "activation_checkpoint", 2)
     assert told["--initial-loss-scale"] == ("changed", "precision.initial_scale_power", 16)
     left = {key for key, (fate, *_) in told.items() if fate == "needed"}
-    assert left == {"--lr-decay-iters", "--save"}, "a schedule that ends early, and what only a shell can tell"
-    assert (
-        by_key(made)["--save"].location.line
-        == SCRIPT.read_text()[: SCRIPT.read_text().index("--save ")].count("\n") + 1
+    assert left == {"--lr-decay-iters", "--save", "--data-path"}, "the schedule's end, and what a shell is given"
+    assert by_key(made)["--save"].location.line == line_of(SCRIPT.read_text(), "=$1"), (
+        "where the value is to be written"
     )
     added = {entry.to: entry.value for entry in made.entries if entry.fate == "added"}
     assert added["model.dropout"] == 0.1, "Megatron-LM drops where nobody says so"
+
+
+def line_of(text: str, part: str) -> int:
+    """Return the number of the line in which a part begins."""
+    return text[: text.index(part)].count("\n") + 1
 
 
 def test_a_yaml_of_gpt_neox() -> None:
@@ -130,7 +134,7 @@ def test_a_pipeline_of_unknown_size_has_chunks() -> None:
 
 def test_an_argument_without_a_row_is_not_called_unknown_to_megatron_lm() -> None:
     entry = by_key(made_of(f"python p.py {SMALL} --some-new-flag 3", "a.sh"))["--some-new-flag"]
-    assert (entry.fate, entry.why) == ("needed", "dslpar import has no row for this key")
+    assert (entry.fate, entry.why) == ("needed", "dslpar import has no row for this key: leave it out")
 
 
 def test_swiglu_is_as_wide_as_megatron_lm_makes_it() -> None:
@@ -144,6 +148,86 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "(Megatron-LM) -> " in capsys.readouterr().out
     assert not [item for item in check.lint(check.load(out), 32) if item.severity == "error"]
     assert read_text(out.read_text(), str(out)).name == "dslpar"
+
+
+STAGES = f"{SMALL.replace('--num-layers 2', '--num-layers 20')} --pipeline-model-parallel-size 4"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "counts"),
+    [
+        ("--decoder-first-pipeline-num-layers 4 --decoder-last-pipeline-num-layers 4", [4, 6, 6, 4]),
+        ("--decoder-first-pipeline-num-layers 2", [2, 6, 6, 6]),
+        ("--decoder-last-pipeline-num-layers 2", [6, 6, 6, 2]),
+        ("--account-for-embedding-in-pipeline-split --num-layers 19", [4, 5, 5, 5]),
+        ("--account-for-loss-in-pipeline-split --account-for-embedding-in-pipeline-split --num-layers 22",
+         [5, 6, 6, 5]),
+        ("--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 4", None),
+        ("--decoder-first-pipeline-num-layers 4 --num-layers-per-virtual-pipeline-stage 1", None),
+    ],
+)  # fmt: skip
+def test_layers_of_the_first_and_last_stage_are_counts(arguments: str, counts: list[int] | None) -> None:
+    made = made_of(f"python p.py {STAGES} {arguments} --micro-batch-size 1 --global-batch-size 8", "a.sh")
+    assert made.values.get("parallel.pipeline.counts") == counts
+    key = arguments.partition(" ")[0]
+    assert fates(made)[key][:2] == ("changed" if counts else "needed", "parallel.pipeline.counts")
+    if counts:
+        assert errors_of(file_of(made), 4) == []
+        assert job_of(file_of(made), 4).spec.parallel.pipeline.counts == tuple(counts)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "outcome"),
+    [
+        ("--global-batch-size 64 --train-samples 64000", "--train-samples", ("changed", "train.steps", 1000)),
+        ("--global-batch-size 64 --train-samples 6399", "--train-samples", ("changed", "train.steps", 99)),
+        ("--train-samples 64000", "--train-samples", ("needed", "train.steps", 64000)),
+        ("--global-batch-size 64 --lr-warmup-samples 6400", "--lr-warmup-samples",
+         ("changed", "lr_scheduler.warmup_steps", 100)),
+        ("--train-samples 64 --lr-decay-samples 64", "--lr-decay-samples", ("dropped", "", None)),
+        ("--global-batch-size 4 --seq-length 32 --train-tokens 1000", "--train-tokens", ("changed", "train.steps", 8)),
+        ("--data-path my_text_document", "--data-path", ("needed", "data.path", "my_text_document")),
+        ("--data-path 0.3 a 0.7 b", "--data-path", ("needed", "data.path", [0.3, "a", 0.7, "b"])),
+        ("--split 949,50,1", "--split", ("changed", "data.eval_fraction", 0.05)),
+        ("--split 98,2,0", "--split", ("changed", "data.eval_fraction", 0.02)),
+        ("--save a --load a", "--load", ("dropped", "", None)),
+        ("--save a --load b", "--load", ("needed", "", "b")),
+        ("--normalization rmsnorm", "--normalization", ("renamed", "model.norm", "rmsnorm")),
+        ("--num-key-value-heads 2", "--num-key-value-heads", ("renamed", "model.num_kv_heads", 2)),
+        ("--fp8-format hybrid", "--fp8-format", ("needed", "precision.dtype", "hybrid")),
+        ("--fp8-format hybrid --fp8-margin 0", "--fp8-margin", ("dropped", "", 0)),
+        ("--zero-reduce-bucket-size 1", "--zero-reduce-bucket-size", ("dead", "", 1)),
+        ("--ds-sequence-parallel-size 2", "--ds-sequence-parallel-size", ("changed", "parallel.context.size", 2)),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "--use-megatron-fsdp",
+         ("changed", "zero.stage", 2)),
+        ("--qk-layernorm", "--qk-layernorm", ("needed", "", True)),
+        ("--num-experts 1 --topk 4", "--topk", ("dropped", "", None)),
+        ("--muon-momentum 0.5", "--muon-momentum", ("dropped", "", None)),
+        ("--optimizer muon --muon-momentum 0.5", "--muon-momentum", ("needed", "", 0.5)),
+        ("--use-tp-pp-dp-mapping", "--use-tp-pp-dp-mapping", ("changed", "parallel.order", ("data", "pipe", "tensor"))),
+    ],
+)  # fmt: skip
+def test_more_arguments_one_by_one(arguments: str, key: str, outcome: tuple[str, str, object]) -> None:
+    assert fates(made_of(f"python p.py {SMALL} {arguments}", "a.sh"))[key] == outcome
+
+
+def test_a_placeholder_is_no_value_and_data_is_not_dropped() -> None:
+    script = f"P=<Specify path>\nD=<Specify path and file prefix>_text\npython p.py {SMALL} --save $P --data-path $D"
+    made = made_of(script, "a.sh")
+    assert "train.output_dir" not in made.values
+    entry = by_key(made)["--save"]
+    assert (entry.fate, entry.to, entry.location.line) == ("needed", "train.output_dir", 1)
+    assert entry.why == "could not be read: <Specify path> is a placeholder: write the value here"
+    assert [by_key(made)["--data-path"][index] for index in (1, 2)] == ["needed", "data.path"]
+
+
+def test_arguments_that_may_be_missing_are_an_entry_of_their_own() -> None:
+    script = f"E=()\nif [[ $X == 1 ]]; then E+=( --swiglu ); fi\npython p.py {SMALL} --tensor-model-parallel-size 2"
+    made = made_of(f'{script} --sequence-parallel "${{E[@]}}" --micro-batch-size 1', "a.sh")
+    assert fates(made)["--sequence-parallel"] == ("renamed", "parallel.tensor.sequence", True)
+    assert [(entry.why, entry.location.line) for entry in made.entries if entry.fate == "needed"] == [
+        ("arguments may be missing here: `if` of line 2 decides: '--swiglu' or nothing", 3)
+    ]
 
 
 MIXTURE = (

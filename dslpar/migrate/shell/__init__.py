@@ -1,0 +1,1 @@
+"""Read shell scripts without running a shell: a parser of bash, an interpreter with unknown values, and launches."""
