@@ -109,8 +109,9 @@ class RequestedModel:
         """The name of the model's class if the config does not list its layers; empty if the layers are known."""
         if self.by_program:
             return "the program's model"
-        if "model.layers_cfg" in self._invalid:
-            raise UnknownValueError("model.layers_cfg")
+        for key in ("model.layers_cfg", "model.config", "model.pretrained"):
+            if key in self._invalid:
+                raise UnknownValueError(key)
         model = self._spec.model
         return "" if isinstance(model, sections.Model) or model.num_layers is not None else model.target
 

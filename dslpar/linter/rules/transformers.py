@@ -220,6 +220,51 @@ _WHOLE = ("leave parallel.context out", "choose another tensor mode")
 """Hints for keeping sequences whole: if parallel.context splits them, and if mode 'sequence' does."""
 
 
+@rule("TEN137", "attention-kernel-does-not-fit")
+def attention_kernel_does_not_fit(cx: Context) -> Iterator[Problem]:
+    """attn_implementation names a kernel that sharded models do not use, or one that cannot compute the attention."""
+    key, kernel = _attention_kernel(cx)
+    if kernel is None:
+        return
+    if kernel not in _KERNELS:
+        message = f"attn_implementation is {show(kernel)}, but sharded models use torch's attention kernels only"
+        yield cx.problem(key, message, "attn_implementation='sdpa', or 'flash_attention_2' for torch's own kernel")
+    elif kernel == _FLASH and (why := _beyond_flash(cx)):
+        message = f"attn_implementation is {kernel!r}, but {why}"
+        yield cx.problem(key, message, "attn_implementation='sdpa'")
+
+
+_FLASH = "flash_attention_2"
+_KERNELS = ("sdpa", _FLASH)
+
+
+def _attention_kernel(cx: Context) -> tuple[str, object]:
+    """Return the key and the value of attn_implementation: the model's own key has priority over its config's."""
+    model = cx.model.other
+    if not model.is_of_transformers:
+        raise UnknownValueError("model")
+    if model.attn_implementation is not None:
+        return "model.attn_implementation", model.attn_implementation
+    return "model.config.attn_implementation", (model.args.get("config") or {}).get("attn_implementation")
+
+
+def _beyond_flash(cx: Context) -> str:
+    """Return why torch's FlashAttention kernel cannot compute the model's attention; empty if nothing is known."""
+    model = _model(cx)
+    from dslpar.schema.transformers_policies import POLICIES
+
+    policy = None if "policy" in model.args else POLICIES.get(model.name)
+    if policy and policy.own_attention:
+        return f"{model.name} computes its scores itself, and uses no kernel"
+    if policy and policy.head_vectors:
+        return f"{model.name} attends with sinks, which torch's FlashAttention kernel does not support"
+    if model.config.values.get("attn_logit_softcapping"):
+        return f"{model.name} caps its scores, which torch's FlashAttention kernel does not support"
+    if cx.tensor.cuboid.context > 1:
+        return "sequences are split, and attention over split sequences has kernels of its own"
+    return ""
+
+
 # Classes and policies ---------------------------------------------------------------------------------------------
 
 
@@ -332,6 +377,24 @@ def unknown_key_of_transformers(cx: Context) -> Iterator[Problem]:
             yield cx.problem_of_key(f"model.config.{key}", message, did_you_mean(key, known) or "leave it out")
 
 
+@rule("DEAD129", "dtype-of-a-config", "warning")
+def dtype_of_a_config(cx: Context) -> Iterator[Problem]:
+    """A data type in model.config has no effect, since the section precision decides."""
+    model = _model(cx)
+    for key in _DTYPES:
+        if key in model.config.keys:
+            value = str(getattr(value := model.config.values[key], "name", value)).removeprefix("torch.")
+            precision = _DTYPES[key].get(value, "...")
+            message = f"{key} has no effect on a run, which computes in {cx.spec.precision.dtype}: precision decides"
+            hint = f"leave {key} out; or write precision={precision!r} instead of it"
+            yield cx.problem_of_key(f"model.config.{key}", message, hint)
+
+
+_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_DTYPES = {"dtype": _PRECISIONS, "torch_dtype": _PRECISIONS}
+"""Keys of transformers' configs -> transformers' data types, and the same in `precision`."""
+
+
 @rule("CFG125", "config-of-another-class")
 def config_of_another_class(cx: Context) -> Iterator[Problem]:
     """The config of a transformers model has another class than the model needs."""
@@ -347,7 +410,7 @@ def config_of_another_class(cx: Context) -> Iterator[Problem]:
 def pretrained_not_usable(cx: Context) -> Iterator[Problem]:
     """The folder of model.pretrained lacks files, has unreadable files, or is for another class."""
     model = _model(cx)
-    from dslpar.schema.transformers_configs import visible_path
+    from dslpar.schema.paths import visible_path
 
     file = model.known_file
     folder = os.path.dirname(file.path)
@@ -366,7 +429,7 @@ def _missing_weights(folder: str) -> str:
     """Return a message about the weight files that a folder lacks; empty if it has all."""
     import json
 
-    from dslpar.schema.transformers_configs import visible_path
+    from dslpar.schema.paths import visible_path
 
     here, index = visible_path(folder), os.path.join(folder, INDEX)
     if not os.path.exists(index):
@@ -402,17 +465,35 @@ def _of_another_class(model: TransformersModel) -> Iterator[Problem]:
     yield Problem(model.place_in_file(key), message, hint, "model.pretrained")
 
 
+@rule("CKP104", "config-of-other-weights")
+def config_of_other_weights(cx: Context) -> Iterator[Problem]:
+    """model.config changes a size on which the weights of model.pretrained depend."""
+    from dslpar.layout.transformers_costs import fields_of_other_weights
+    from dslpar.schema.paths import visible_path
+    from dslpar.schema.transformers_configs import TransformersConfig
+
+    model = _model(cx)
+    file = model.known_file
+    if not file.values:
+        return
+    saved = TransformersConfig(model.name, {}, file)
+    for name in fields_of_other_weights(model.config, saved):
+        key, value = model.config.keys[name], saved.values.get(name)
+        path = visible_path(file.path)
+        where = f"{path} has {show(value)}" if name in saved.in_file else f"the model of {path} has {show(value)}"
+        message = f"{key} is {show(model.config.values[name])}, but {where}, and its weights are for that"
+        yield cx.problem_of_key(f"model.config.{key}", message, f"leave {key} out")
+
+
 @rule("CKP102", "pretrained-not-found", "warning")
 def pretrained_not_found(cx: Context) -> Iterator[Problem]:
-    """The folder of model.pretrained does not exist on this machine."""
-    file = _model(cx).known_file
-    from dslpar.schema.transformers_configs import visible_path
+    """The folder of model.pretrained does not exist on this machine, or is the name of a model on a hub."""
+    from dslpar.schema.paths import pretrained_folder
 
-    folder = os.path.dirname(file.path)
-    # A disk of the job's hosts may not be mounted here, so a missing parent folder proves nothing.
-    if file.missing and not os.path.isdir(folder) and os.path.isdir(os.path.dirname(folder)):
-        message = f"no such folder {visible_path(folder)!r}: its files and the model's sizes are not checked"
-        yield cx.problem("model.pretrained", message, f"{_SAVED}, by its path from the config's folder")
+    folder = pretrained_folder(cx.spec, cx.config.path)
+    if folder is not None and folder.is_missing and folder.is_mistaken:
+        message = f"{folder.message}: its files and the model's sizes are not checked"
+        yield cx.problem("model.pretrained", message, folder.hint(f"{_SAVED}, by its path from the config's folder"))
 
 
 RULES = (
@@ -421,12 +502,15 @@ RULES = (
     heads_of_transformers_do_not_fit,
     empty_places_of_experts,
     attention_beyond_context_parallelism,
+    attention_kernel_does_not_fit,
     no_policy_for_class,
     mode_does_not_fit_class,
     tokens_of_image_do_not_divide,
     policy_not_understood,
     unknown_key_of_transformers,
+    dtype_of_a_config,
     config_of_another_class,
     pretrained_not_usable,
+    config_of_other_weights,
     pretrained_not_found,
 )
