@@ -79,7 +79,8 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
         unused = cx.model.unused_positions
         less = f", of which {unused} positions are never used" if unused else ""
         message = f"samples have {length} tokens, but {key.rpartition('.')[2]} is {longest + unused}{less}"
-        yield cx.problem("data.seq_len", message, f"at most {longest}, or {key}={length + unused}")
+        longer = "" if cx.model.has_weights else f", or {key}={length + unused}"
+        yield cx.problem("data.seq_len", message, f"at most {longest}{longer}")
 
 
 @rule("BAT104", "vocabulary-too-small")
@@ -90,7 +91,11 @@ def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
     if vocabulary < needed:
         name = key.rpartition(".")[2]
         message = f"{name} is {vocabulary}, and {whose} {needed}{'' if whose.endswith('are') else ' tokens'}"
-        yield cx.problem(key, message, f"{name}={needed} or more")
+        yield cx.problem(key, message, _OWN_TOKENIZER if cx.model.has_weights else f"{name}={needed} or more")
+
+
+_OWN_TOKENIZER = "choose data of the model's own tokenizer: data.tokenizer, or token files made with it"
+"""Help for a model whose weights exist: its vocabulary is that of its tokenizer."""
 
 
 def _vocabulary_needed(cx: Context, data: Data) -> tuple[int, str]:

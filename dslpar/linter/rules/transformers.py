@@ -122,6 +122,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
 
     model = _model(cx)
     sizes = transformers_sizes.sizes_of(model.config)
+    layout = _dividing_layout(cx, model.config) if cx.model.has_weights else ""
     roles = {size.key: role for role, size in sizes.items()}
     wrong: dict[str, Condition] = {}
     for each in transformers_sizes.conditions(model.config, cx.tensor.cuboid):
@@ -135,20 +136,28 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
             where = "the decoder" if key.startswith("decoder") else "a stage"
             message = f"{key}: {where} has {each.value} {what}, which are not divisible by {each.why}"
             choices = " or ".join(map(str, multiples(each.value, each.by)))
-            hint = f"choose {choices} {what} in the model's config, or fewer tensor ranks"
+            hint = layout or f"choose {choices} {what} in the model's config, or fewer tensor ranks"
             yield model.problem_of_key(key, given, message, hint)
             continue
         value = sizes[roles[key]].value
         if each.value == value:
-            hint = f"{key}={' or '.join(map(str, multiples(each.value, each.by)))}"
+            hint = layout or f"{key}={' or '.join(map(str, multiples(each.value, each.by)))}"
             yield model.problem(roles[key], f"is not divisible by {each.why}", hint)
         elif roles[key] in _WITH:
             message = f"and {_WITH[roles[key]]} make {each.value} features, which are not divisible by {each.why}"
-            yield model.problem(roles[key], message, f"choose another {key}, or fewer tensor ranks")
+            yield model.problem(roles[key], message, layout or f"choose another {key}, or fewer tensor ranks")
         else:
-            hint = "choose more features per head, or fewer tensor ranks"
+            hint = layout or "choose more features per head, or fewer tensor ranks"
             message = f"has {each.value} features, which are not divisible by {each.why}"
             yield model.problem(roles[key], message, hint)
+
+
+def _dividing_layout(cx: Context, config: TransformersConfig) -> str:
+    """Return a help for a model whose weights exist: tensor sizes over which all of its sizes divide."""
+    from dslpar.layout.transformers_sizes import conditions
+    from dslpar.linter.tensor_sizes import dividing
+
+    return dividing(cx, lambda cuboid: all(each.holds for each in conditions(config, cuboid)))
 
 
 _WITH = {"expert_ffn": "n_shared_experts", "kv_latent": "qk_rope_head_dim"}
@@ -161,22 +170,27 @@ def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
     from dslpar.layout.nearest import multiples
 
     model = _model(cx)
+    given = _OF_WEIGHTS if cx.model.has_weights else ""
     heads, kv_heads = model.size("heads"), model.config.size("kv_heads")
     if kv_heads is not None and heads % kv_heads:
         near = sorted(divisors(heads), key=lambda size: abs(size - kv_heads))[:2]
-        hint = f"{model.config.key('kv_heads')}={' or '.join(map(str, sorted(near)))}"
+        hint = given or f"{model.config.key('kv_heads')}={' or '.join(map(str, sorted(near)))}"
         yield model.problem("kv_heads", f"does not divide {model.config.key('heads')} {heads}", hint)
     hidden = model.config.size("hidden")
     has_own_size = model.config.size("head_dim") is not None or model.config.size("kv_latent") is not None
     if hidden is not None and hidden % heads and not has_own_size:
-        hint = f"{model.config.key('hidden')}={' or '.join(map(str, multiples(hidden, heads)))}"
+        hint = given or f"{model.config.key('hidden')}={' or '.join(map(str, multiples(hidden, heads)))}"
         yield model.problem("hidden", f"is not a multiple of {model.config.key('heads')} {heads}", hint)
     decoder_heads, decoder_hidden, _ = map(model.config.number, DECODER)
     if decoder_heads is not None and decoder_hidden is not None and decoder_hidden % decoder_heads:
         heads_key, key = map(model.config.author_key, DECODER[:2])
         message = f"{key} {decoder_hidden} is not a multiple of {heads_key} {decoder_heads}"
-        hint = f"{key}={' or '.join(map(str, multiples(decoder_hidden, decoder_heads)))}"
+        hint = given or f"{key}={' or '.join(map(str, multiples(decoder_hidden, decoder_heads)))}"
         yield model.problem_of_key(key, model.config.origin(DECODER[1]), message, hint)
+
+
+_OF_WEIGHTS = "choose the sizes of the weights: leave them out of model.config, and correct config.json"
+"""Help for sizes that contradict each other although the weights exist."""
 
 
 @rule("PERF110", "empty-places-of-experts", "warning")
@@ -325,7 +339,7 @@ def tokens_of_image_do_not_divide(cx: Context) -> Iterator[Problem]:
             given = "config" if key in model.config.keys else "file" if key in model.config.in_file else ""
             message = f"image_size {model.config.number(key)} {message}"
             other = "leave parallel.tensor.sequence out" if cuboid.mode == "1d" else f"{cx.tensor.key}=1"
-            hint = f"{other}; or choose another image_size"
+            hint = other if cx.model.has_weights else f"{other}; or choose another image_size"
             yield model.problem_of_key(model.config.keys.get(key, key), given, message, hint)
             return
 
