@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dslpar.core.errors import DslparError, Finding, Location
@@ -212,9 +212,18 @@ def print_json(value: object) -> None:
 
 
 def resolve_or_print(
-    config: Config, world_size: int, cluster: Cluster | None, sources: dict[str, str], by_program: bool = False
+    config: Config,
+    world_size: int,
+    cluster: Cluster | None,
+    sources: dict[str, str],
+    by_program: bool = False,
+    reported_later: Collection[str] = (),
 ) -> Job | None:
-    """Lint a config and print its findings to stderr; return the job, or None if a finding is an error."""
+    """Lint a config and print its findings to stderr; return the job, or None if a finding is an error.
+
+    `reported_later`: codes of findings that the caller reports itself if there is a job.
+    """
     checked = check.check(config, world_size, cluster, by_program=by_program)
-    print_findings(checked.findings, sources | dict(config.sources))
+    shown = [each for each in checked.findings if checked.has_errors or each.code not in reported_later]
+    print_findings(shown, sources | dict(config.sources))
     return None if checked.has_errors else checked.job

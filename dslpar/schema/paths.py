@@ -1,6 +1,6 @@
 """The paths that a config names: which of them a run reads, which are missing, and what a missing one may mean.
 
-    missing(job.spec, job.path)      # findings, one for each path that is not on this machine
+    check(named_paths(job.spec, job.path), job.path)     # raises an error for each path that is not on this machine
 
 Lint warns of a missing path only if its parent folder is here, since a disk of the job's hosts may not be mounted. Where
 a run starts, each missing path is an error.
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
-from dslpar.core.suggest import nearest
+from dslpar.core.suggest import nearest_first
 from dslpar.schema.datasets import Data, HuggingFaceData, TokensData, parts_by_key
 from dslpar.schema.sections import OtherModel, Spec
 
@@ -24,6 +24,8 @@ _OF_DATA = ("tokenizer", "path", "labels", "eval_path")
 _OF_MEGATRON = (".idx", ".bin")
 """Suffixes that the path of Megatron-LM's token files may lack."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_MOST_TRIED = 5
+"""Limit for the names in place of a missing one that are tried."""
 _MOST_NAMES = 1000
 """Limit for the names of a folder that are compared with a missing one."""
 
@@ -50,6 +52,12 @@ class NamedPath(NamedTuple):
     def is_missing(self) -> bool:
         """Return whether nothing has the path on this machine."""
         return not any(os.path.exists(self.path + suffix) for suffix in ("", *self.suffixes))
+
+    @property
+    def on_hosts(self) -> str:
+        """The path for which other hosts look; empty if it is missing here and may lack a suffix."""
+        found = (self.path + suffix for suffix in ("", *self.suffixes) if os.path.exists(self.path + suffix))
+        return next(found, "" if self.suffixes else self.path)
 
     @property
     def is_mistaken(self) -> bool:
@@ -88,11 +96,12 @@ class NamedPath(NamedTuple):
         folder = os.sep.join(parts[:known]) or os.sep
         if known == len(parts):
             return ""
-        close = nearest(parts[known], _names_in(folder), cutoff=0.7)
-        found = None if close is None else os.path.join(folder, close, *parts[known + 1 :])
-        if found is None or not os.path.exists(found):
-            return ""
-        return found if os.path.isabs(self.written) else os.path.relpath(found, self.base)
+        # If the rest of the path exists below it, a folder may be less similar.
+        cutoff = 0.7 if known == len(parts) - 1 else 0.5
+        close = nearest_first(parts[known], _names_in(folder), _MOST_TRIED, cutoff)
+        made = (os.path.join(folder, name, *parts[known + 1 :]) for name in close)
+        found = next((path for path in made if os.path.exists(path)), "")
+        return found if not found or os.path.isabs(self.written) else os.path.relpath(found, self.base)
 
 
 def named_paths(spec: Spec, config_path: str) -> Iterator[NamedPath]:
@@ -144,26 +153,20 @@ def pretrained_of(spec: Spec) -> str | None:
     return folder if isinstance(folder, str) and (not isinstance(model, OtherModel) or model.is_of_transformers) else None
 
 
-def missing(spec: Spec, config_path: str) -> list[Finding]:
-    """Return an error for each path that is not on this machine, for a run that starts on it."""
-    found = []
-    for each in named_paths(spec, config_path):
-        if each.is_missing:
-            code, otherwise = _OF_MODEL if each.key == "model.pretrained" else _OF_OTHERS
-            hint = each.hint(otherwise)
-            key = each.key if each.index is None else f"{each.key}.{each.index}"
-            found.append(finding(code, each.message, hint, config_path, key))
-    return found
-
-
-def check(spec: Spec, config_path: str) -> None:
-    """Raise an error for all paths that are not on this machine. Raises: DslparError."""
-    if found := missing(spec, config_path):
+def check(named: Iterable[NamedPath], config_path: str) -> None:
+    """Check that these paths are on this machine, where a run starts. Raises: DslparError: with all that are not."""
+    if found := [_missing(each, config_path) for each in named if each.is_missing]:
         raise DslparError(found)
 
 
+def _missing(named: NamedPath, config_path: str) -> Finding:
+    code, otherwise = _OF_MODEL if named.key == "model.pretrained" else _OF_DATA_SETS
+    key = named.key if named.index is None else f"{named.key}.{named.index}"
+    return finding(code, named.message, named.hint(otherwise), config_path, key)
+
+
 _OF_MODEL = "CKP205", "name a folder that transformers' save_pretrained wrote, by its path from the config's folder"
-_OF_OTHERS = "BAT201", "name a path from the config's folder"
+_OF_DATA_SETS = "BAT201", "name a path from the config's folder"
 """Code and help of a missing path."""
 
 
