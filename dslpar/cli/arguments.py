@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dslpar.core.errors import DslparError, Finding, Location
-from dslpar.core.project import Project, find_project
+from dslpar.core.project import Project, find_project, project_finding
 from dslpar.core.visible import json_text
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
@@ -112,6 +112,22 @@ def project_in(folder: str) -> Project | None:
     except DslparError as error:
         print_findings(error.findings, {})
         sys.exit(2)
+
+
+def project_device(folder: str) -> str | None:
+    """Return the device that the project of a folder names for forecasts; exit with status 2 if it is unknown."""
+    project = project_in(folder)
+    if project is None or not project.device:
+        return None
+    from dslpar.forecast.device import device_hint, find_device  # most commands make no forecast
+
+    if find_device(project.device) is None:
+        unknown = project_finding(
+            project, "device", f"unknown device {project.device!r} in [tool.dslpar]", device_hint(project.device)
+        )
+        print_findings([unknown], {})
+        sys.exit(2)
+    return project.device
 
 
 # ---- the world ----
