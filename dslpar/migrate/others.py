@@ -19,7 +19,7 @@ def finding_about(text: str, path: str) -> Finding | None:
     framework = other_frameworks.recognise(values, text, path)
     if framework is not None:
         message = f"this is a file of {framework.title}, which dslpar cannot convert"
-        return rule_finding("CFG128", message, framework.help, Location(path))
+        return rule_finding("CFG128", message, framework.advice, Location(path))
     program = program_in(text, path, ())
     if program is not None and program.is_certain:
         return rule_finding("CFG129", *message_of(program, path), program.location)

@@ -23,6 +23,7 @@ MODEL_HELP = "model = dict(type='GPT', num_layers=8, hidden_size=256, num_heads=
 _HANDLER_HELP = "gradient_handler = [dict(type='my_package.my_module.MyHandler')]"
 _LAYERS_HELP = "layers_cfg=[dict(type='Linear', in_features=8, out_features=8), ...]"
 OWN_NAME = " (a class of your own goes by its full name, such as 'my_package.my_module.{}'{})"
+_TORCH = "torch.nn."
 _OF_EVERY_FAMILY = {
     "num_layers": TYPES["LayerCount"],
     "vocab_size": TYPES["PositiveInt"],
@@ -146,7 +147,7 @@ def model(reader: Reader, node: Node, registered: Registered) -> sections.Model 
         family: type[sections.Model] = families.class_of(name, "section")
         made: sections.Model | None = reader.fields(family, typed.entries, node, "model", "model")
         folder = getattr(made, "pretrained", None)
-        return replace(made, pretrained=absolute_path(reader.config.path, folder)) if made is not None and folder else made
+        return replace(made, pretrained=absolute_path(reader.config.path, folder)) if made and folder else made
     if name.startswith("transformers."):
         from dslpar.schema import transformers_section  # most configs have one of dslpar's models
 
@@ -156,6 +157,8 @@ def model(reader: Reader, node: Node, registered: Registered) -> sections.Model 
             if entry.name != "layers_cfg":
                 reader.unknown_key(entry.name, entry.source_key, ("type", "layers_cfg"))
         _demand(reader, "model", ("layers_cfg",), typed, node)
+    elif name.startswith(_TORCH):
+        _check_layer_arguments(reader, name.removeprefix(_TORCH), typed, node, "model")
     for entry in typed.entries:
         if entry.name == "layers_cfg" and entry.node.value is not None:
             _layers(reader, entry, registered)

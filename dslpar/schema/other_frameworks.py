@@ -37,7 +37,12 @@ class OtherFramework(NamedTuple):
     commands: Mapping[str, str]
     """Command that a script starts -> its source."""
     help: str
-    """Advice to the author of such a file."""
+    """What becomes of such a file in a dslpar config."""
+
+    @property
+    def advice(self) -> str:
+        """Return the help for the author of such a file."""
+        return f"choose a dslpar config (`dslpar init` writes one); {self.help}"
 
 
 @cache

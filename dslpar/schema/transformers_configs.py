@@ -157,6 +157,16 @@ def table() -> Mapping[str, Any]:
     return load_table("transformers")
 
 
+def installed_version() -> str | None:
+    """Return the version of transformers on this machine, without importing it; None if it is not installed."""
+    from importlib import metadata  # only a mistake needs it
+
+    try:
+        return metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def config_of(target: str, args: Mapping[str, Any]) -> TransformersConfig | None:
     """Return the config of a model, from its class's full name and its arguments; None if it is unknown."""
     given, folder = args.get("config"), args.get("pretrained")

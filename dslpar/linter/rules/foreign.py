@@ -42,7 +42,7 @@ def config_not_judged(cx: Context) -> Iterator[Problem]:
     found = other_frameworks.recognise(cx.config.root.plain(), _text(cx), cx.config.path)
     if found is not None:
         message = f"this is a file of {found.title}, which dslpar cannot judge"
-        yield Problem(Location(cx.config.path), message, f"choose another file; or {found.help}")
+        yield Problem(Location(cx.config.path), message, found.advice)
 
 
 @rule("CFG129", "python-program")

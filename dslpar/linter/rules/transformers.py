@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
-from dslpar.core.errors import DslparError
+from dslpar.core.errors import DslparError, Finding, Severity
 from dslpar.core.suggest import did_you_mean
 from dslpar.layout.divisors import Condition, divisors, ranks
 from dslpar.layout.sharding import inner_cuts, residual_cuts
@@ -375,20 +375,24 @@ def policy_not_understood(cx: Context) -> Iterator[Problem]:
 # The config, and the folder ---------------------------------------------------------------------------------------
 
 
-@rule("CFG124", "unknown-key-of-transformers", "warning")
-def unknown_key_of_transformers(cx: Context) -> Iterator[Problem]:
+@rule("CFG124", "unknown-key-of-transformers")
+def unknown_key_of_transformers(cx: Context) -> Iterator[Finding]:
     """The model's transformers config class does not have a key of model.config."""
     model = _model(cx)
     known = {*model.config.known.get("defaults", ()), *model.config.other_names}
     if not known:
         return
-    from dslpar.schema.transformers_configs import table
+    from dslpar.schema.transformers_configs import installed_version, table
 
     of_every_config, version = table()["common"], table()["version"]
+    # Another version, here or on the job's hosts, may have other keys.
+    severity: Severity = "error" if installed_version() == version else "warning"
     for key in model.config.keys.values():
         if key not in known and key not in of_every_config:
             message = f"{model.config.row['config']} of transformers {version} has no {key!r}, so a run would refuse it"
-            yield cx.problem_of_key(f"model.config.{key}", message, did_you_mean(key, known) or "leave it out")
+            hint = did_you_mean(key, known) or "leave it out"
+            problem = cx.problem_of_key(f"model.config.{key}", message, hint)
+            yield unknown_key_of_transformers.finding(problem)._replace(severity=severity)
 
 
 @rule("DEAD129", "dtype-of-a-config", "warning")
@@ -400,7 +404,7 @@ def dtype_of_a_config(cx: Context) -> Iterator[Problem]:
             value = str(getattr(value := model.config.values[key], "name", value)).removeprefix("torch.")
             precision = _DTYPES[key].get(value, "...")
             message = f"{key} has no effect on a run, which computes in {cx.spec.precision.dtype}: precision decides"
-            hint = f"leave {key} out; or write precision={precision!r} instead of it"
+            hint = f"leave {key} out; or choose precision={precision!r} in its place"
             yield cx.problem_of_key(f"model.config.{key}", message, hint)
 
 
@@ -422,7 +426,7 @@ def config_of_another_class(cx: Context) -> Iterator[Problem]:
 
 @rule("CKP101", "pretrained-not-usable")
 def pretrained_not_usable(cx: Context) -> Iterator[Problem]:
-    """The folder of model.pretrained lacks files, has unreadable files, or is for another class."""
+    """The folder of model.pretrained lacks files, has unreadable files, or is for another class or other sizes."""
     model = _model(cx)
     from dslpar.schema.paths import visible_path
 
@@ -437,6 +441,23 @@ def pretrained_not_usable(cx: Context) -> Iterator[Problem]:
         if missing := _missing_weights(folder):
             yield cx.problem("model.pretrained", missing, f"{_SAVED}, with safe_serialization")
         yield from _of_another_class(model)
+        yield from _of_other_sizes(model)
+
+
+def _of_other_sizes(model: TransformersModel) -> Iterator[Problem]:
+    """Report keys of model.config with which the folder's weights cannot be used."""
+    from dslpar.layout.transformers_costs import fields_of_other_weights
+    from dslpar.schema.paths import visible_path
+    from dslpar.schema.transformers_configs import TransformersConfig
+
+    file = model.known_file
+    saved = TransformersConfig(model.name, {}, file)
+    for name in fields_of_other_weights(model.config, saved):
+        key = model.config.keys[name]
+        path, value = visible_path(file.path), show(saved.values.get(name))
+        where = f"{path} has {value}" if name in saved.in_file else f"the model of {path} has {value}"
+        message = f"{key} is {show(model.config.values[name])}, but {where}, and its weights are for that"
+        yield model.problem_of_key(key, "config", message, f"leave {key} out")
 
 
 def _missing_weights(folder: str) -> str:
@@ -479,26 +500,6 @@ def _of_another_class(model: TransformersModel) -> Iterator[Problem]:
     yield Problem(model.place_in_file(key), message, hint, "model.pretrained")
 
 
-@rule("CKP104", "config-of-other-weights")
-def config_of_other_weights(cx: Context) -> Iterator[Problem]:
-    """model.config changes a size on which the weights of model.pretrained depend."""
-    from dslpar.layout.transformers_costs import fields_of_other_weights
-    from dslpar.schema.paths import visible_path
-    from dslpar.schema.transformers_configs import TransformersConfig
-
-    model = _model(cx)
-    file = model.known_file
-    if not file.values:
-        return
-    saved = TransformersConfig(model.name, {}, file)
-    for name in fields_of_other_weights(model.config, saved):
-        key, value = model.config.keys[name], saved.values.get(name)
-        path = visible_path(file.path)
-        where = f"{path} has {show(value)}" if name in saved.in_file else f"the model of {path} has {show(value)}"
-        message = f"{key} is {show(model.config.values[name])}, but {where}, and its weights are for that"
-        yield cx.problem_of_key(f"model.config.{key}", message, f"leave {key} out")
-
-
 @rule("CKP102", "pretrained-not-found", "warning")
 def pretrained_not_found(cx: Context) -> Iterator[Problem]:
     """The folder of model.pretrained does not exist on this machine, or is the name of a model on a hub."""
@@ -525,6 +526,5 @@ RULES = (
     dtype_of_a_config,
     config_of_another_class,
     pretrained_not_usable,
-    config_of_other_weights,
     pretrained_not_found,
 )

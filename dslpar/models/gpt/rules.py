@@ -157,7 +157,7 @@ def vocabulary_beyond_bytes(cx: Context) -> Iterator[Problem]:
             f"vocab_size is {vocabulary}, but byte-level text has {BYTES} tokens: the other rows are never trained"
         )
         hint = f"choose data.tokenizer, a tokenizer.json of about {vocabulary} tokens"
-        bytes_alone = "" if cx.model.has_weights else f"; or vocab_size={BYTES}, for a model that reads bytes"
+        bytes_alone = "" if cx.model.has_weights else f"; or vocab_size={BYTES} (for a model that reads bytes)"
         yield cx.problem("model.vocab_size", message, hint + bytes_alone)
 
 
