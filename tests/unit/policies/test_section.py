@@ -25,7 +25,7 @@ def test_the_build_refuses_what_lint_refuses(name: str) -> None:
     ("key", "kernel"), [("", "sdpa"), (", attn_implementation='flash_attention_2'", "flash_attention_2")]
 )
 def test_attn_implementation_reaches_the_model(key: str, kernel: str) -> None:
-    sizes = "num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=48, vocab_size=64"
+    sizes = "num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=48, vocab_size=256"
     text = f"model = dict(type='transformers.LlamaForCausalLM', config=dict({sizes}){key})\n"
     model = model_from_job(resolve(load_text(text, "cfg.py"), 1))
     assert isinstance(model, HuggingFaceModel)
