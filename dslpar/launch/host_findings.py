@@ -98,7 +98,7 @@ def _files(host: Host, report: HostReport, own: Mapping[str, str]) -> Iterator[F
             yield finding("HST213", message, hint, host.location)
     for path in report.missing:
         hint = f"copy it, or use a shared file system: scp -r {path} {host.name}:..."
-        yield finding("HST213", f"{host.name} has no {path}, which the config names", hint, host.location)
+        yield finding("BAT201", f"{host.name} has no {path}, which the config names", hint, host.location)
 
 
 def _output(host: Host, report: HostReport, checks: HostChecks) -> Iterator[Finding]:
