@@ -82,7 +82,7 @@ def features_of(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the features of a config.
 
     They are its dotted keys; `*.KEY` for a key that begins with an underscore; `defaults:WORD` for the first words in
-    Hydra's list; and `${}` for an interpolation in a value.
+    Hydra's list, `defaults:[]` for the list itself; and `${}` for an interpolation in a value.
     """
     left: list[tuple[str, object, int]] = [("", values, 0)]
     while left:
@@ -99,6 +99,8 @@ def features_of(values: Mapping[str, Any]) -> Iterator[str]:
                     yield f"*.{key}"
                 left.append((dotted, below, depth + 1))
         elif isinstance(value, list | tuple):
+            if above == "defaults":
+                yield "defaults:[]"
             for item in value:
                 if above == "defaults":
                     word = item if isinstance(item, str) else next(iter(item), "") if isinstance(item, Mapping) else ""
