@@ -103,9 +103,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.dry_run:
         return plan_dry_run.run(job, args.rank, args.format, parser)
     try:
-        machine = machine_of(
-            job, args.device, args.nodes_of, cluster, args.calibration, project_device=project_device
-        )
+        machine = machine_of(job, args.device, args.nodes_of, cluster, args.calibration, project_device=project_device)
         costs_of = None
         if args.trace:
             traced = plan_trace.traced(job, parser)

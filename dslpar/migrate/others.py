@@ -14,7 +14,9 @@ def finding_about(text: str, path: str) -> Finding | None:
     """Return lint's finding about such a file; None for a config that may be converted."""
     is_data = path.endswith((".yaml", ".yml", *JSON_ENDINGS))
     shown = path if not path.endswith(".hjson") else f"{path}.json"
-    loaded = check.load_text(without_comments(text) if path.endswith(JSON_ENDINGS) else text, shown) if is_data else None
+    loaded = (
+        check.load_text(without_comments(text) if path.endswith(JSON_ENDINGS) else text, shown) if is_data else None
+    )
     values = {} if loaded is None else loaded.root.plain()
     framework = other_frameworks.recognise(values, text, path)
     if framework is not None:

@@ -2,8 +2,8 @@
 
     check(named_paths(job.spec, job.path), job.path)     # raises an error for each path that is not on this machine
 
-Lint warns of a missing path only if its parent folder is here, since a disk of the job's hosts may not be mounted. Where
-a run starts, each missing path is an error.
+Lint warns of a missing path only if its parent folder is here, since a disk of the job's hosts may not be mounted. At
+the start of a run, each missing path is an error.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ def pretrained_of(spec: Spec) -> str | None:
     """Return the absolute path of the folder with the model's initial weights; None if they are random."""
     model = spec.model
     folder = model.args.get("pretrained") if isinstance(model, OtherModel) else getattr(model, "pretrained", None)
-    return folder if isinstance(folder, str) and (not isinstance(model, OtherModel) or model.is_of_transformers) else None
+    return (
+        folder if isinstance(folder, str) and (not isinstance(model, OtherModel) or model.is_of_transformers) else None
+    )
 
 
 def check(named: Iterable[NamedPath], config_path: str) -> None:

@@ -108,7 +108,10 @@ def _configs(tree: ast.Module) -> Iterator[str]:
 def message_of(program: PythonProgram, path: str) -> tuple[str, str]:
     """Return the message and the help for a program that is given as a config."""
     if not program.is_ours:
-        return "this is a Python program, and not a config", "choose a config, which has sections such as model = dict(...)"
+        return (
+            "this is a Python program, and not a config",
+            "choose a config, which has sections such as model = dict(...)",
+        )
     config = program.config or "CONFIG"
     if program.config and not os.path.isabs(config):
         config = os.path.join(os.path.dirname(path), config) if os.path.dirname(path) else config

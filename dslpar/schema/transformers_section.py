@@ -48,9 +48,7 @@ def read(reader: Reader, node: Node, typed: Typed) -> sections.OtherModel:
     elif not (is_corrected or {"config", "pretrained"} & set(entries) or _is_unknown(reader)):
         hint = f"config=dict(...) with the sizes of {name}; or pretrained='folder'"
         reader.report("CFG104", node.location, "missing key 'config' in model", hint, "model", "model.config")
-    return reader.fields(
-        sections.OtherModel, declared, node, "model", "model", target=typed.name, args=args
-    )
+    return reader.fields(sections.OtherModel, declared, node, "model", "model", target=typed.name, args=args)
 
 
 def _arguments(reader: Reader, entries: dict[str, Entry]) -> Iterator[tuple[str, object]]:
@@ -94,7 +92,9 @@ def _belongs_into_config(name: str, key: str) -> bool:
     from dslpar.schema.transformers_configs import NAMES, TransformersConfig, table  # only a mistake needs it
 
     config = TransformersConfig(name, {}, None)
-    known = {*config.known.get("defaults", ()), *config.other_names} or {one for names in NAMES.values() for one in names}
+    known = {*config.known.get("defaults", ()), *config.other_names} or {
+        one for names in NAMES.values() for one in names
+    }
     return key in known or key in table()["common"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+
 from dslpar.core.errors import WORLD, Location
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem

@@ -419,9 +419,7 @@ def test_the_device_of_the_project_is_the_default(
     assert record(capsys, str(tmp_path / "cfg.py"), "--world-size", "2", *flags)["device"] == device
 
 
-def test_an_unknown_device_of_the_project_is_reported_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_device_of_the_project_is_reported_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project = tmp_path / "pyproject.toml"
     project.write_text('[tool.dslpar]\ndevice = "h100"\n')
     (tmp_path / "cfg.py").write_text(SMALL)

@@ -8,7 +8,7 @@ import pytest
 
 from dslpar.costs.work import Product, Work
 from dslpar.forecast.constants import BOUNDS, DEFAULT, Constants
-from dslpar.forecast.device import Device, device_hint, find_device, device_named
+from dslpar.forecast.device import Device, device_hint, device_named, find_device
 from dslpar.forecast.kernels import kernels_of, products_s
 from dslpar.forecast.links import Group, Nodes, transfer
 from dslpar.forecast.timings import Timed, TimedSum, Timings, constants_of

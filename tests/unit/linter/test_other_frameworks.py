@@ -188,7 +188,11 @@ NET = "import torch\nfrom torch import nn\n\nclass Net(nn.Module):\n    pass\n"
 MAIN = "if __name__ == '__main__':\n    main()\n"
 PROGRAMS = [
     (f"{NET}import dslpar\ndef main():\n    args = dslpar.arguments(config='cfg.py')\n{MAIN}", 9, "cfg.py"),
-    (f"{NET}import dslpar\nmodel = Net()\nengine = dslpar.initialize('conf/gpt.yaml', model=model)\n", 8, "conf/gpt.yaml"),
+    (
+        f"{NET}import dslpar\nmodel = Net()\nengine = dslpar.initialize('conf/gpt.yaml', model=model)\n",
+        8,
+        "conf/gpt.yaml",
+    ),
     ("import colossalai\ncolossalai.launch_from_torch(config='cfg.py')\n", 2, "cfg.py"),
     (
         "import argparse\nimport dslpar\nparser = argparse.ArgumentParser()\n"

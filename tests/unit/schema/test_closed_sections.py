@@ -65,9 +65,7 @@ def about_the_key(section: str, value: str) -> list[Finding]:
 
 def test_no_section_and_no_type_is_open() -> None:
     """One test for all cases: each takes some milliseconds, and there are hundreds."""
-    is_open = [
-        case for case in CASES if [each.severity for each in about_the_key(*case)].count("error") != 1
-    ]
+    is_open = [case for case in CASES if [each.severity for each in about_the_key(*case)].count("error") != 1]
     assert is_open == []
     assert len(CASES) > 280
     assert {section.partition(".")[0] for section, _ in CASES} == {*sections.Spec.__dataclass_fields__} - {
@@ -108,7 +106,11 @@ def test_sizes_without_a_config_are_one_finding_each_and_nothing_else() -> None:
         ("type='transformers.LlamaForCausalLM'", "CFG104", "missing key 'config' in model"),
         ("type='transformers.LlamaForCausalLM', config='folder'", "CFG102", "model.config is 'folder'"),
         ("type='transformers.LlamaForCausalLM', pretrained=3", "CFG102", "model.pretrained is 3"),
-        ("type='transformers.AutoModelForCausalLM', pretrained='folder'", "CFG108", "AutoModelForCausalLM is a factory"),
+        (
+            "type='transformers.AutoModelForCausalLM', pretrained='folder'",
+            "CFG108",
+            "AutoModelForCausalLM is a factory",
+        ),
         (f"{LLAMA}, attn_implementation='eager'", "CFG108", "model.attn_implementation cannot be 'eager'"),
         (f"{LLAMA}, attn_implementation='flash'", "CFG108", "unknown model.attn_implementation 'flash'"),
     ],
