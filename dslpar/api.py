@@ -51,6 +51,7 @@ from dslpar.parity.prove import STEPS, Program, Proof
 from dslpar.parity.prove import prove as prove_job
 from dslpar.parity.samples import samples_of_pairs
 from dslpar.reporting import logging
+from dslpar.schema import paths
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.class_registry import registered, registered_classes
 from dslpar.training.session import NO_LIMIT, Session
@@ -272,6 +273,8 @@ def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> J
     config = config._replace(trusted=(*config.trusted, *registered_classes()))
     checked = check.check(config, world_size, registered=registered(), by_program=by_program)
     job = checked.job  # raises the errors, so that they are not also printed here
+    folder = None if by_program else paths.pretrained_folder(job.spec, job.path)
+    paths.check([folder] if folder is not None else [], job.path)
     if rank == 0:
         # The linter does not know a program's model. Errors in that model are found when it is built.
         shown = [item for item in checked.findings if not (by_program and item.code == UNKNOWN_MODEL)]

@@ -80,6 +80,7 @@ KNOWN = {*DERIVED, *POLICIES}
 """Classes with a policy, for which lint needs at least the blocks."""
 OF_EVERY_CONFIG = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
 OLDER = {"torch_dtype", "rope_scaling", "rope_theta", "num_labels", "attn_implementation", "experts_implementation"}
+OLDER |= {"name_or_path", "out_features", "out_indices"}
 OLDER |= {"pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id", "output_attentions"}
 """Further keys that each config class accepts, or that older files have under another name."""
 SAME_MODEL = OF_EVERY_CONFIG - {"tie_word_embeddings"} | {"use_cache", "is_decoder"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dslpar.core.errors import DslparError, Finding, Location
-from dslpar.core.project import Project, find_project
+from dslpar.core.project import Project, find_project, project_finding
 from dslpar.core.visible import json_text
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
@@ -114,6 +114,22 @@ def project_in(folder: str) -> Project | None:
         sys.exit(2)
 
 
+def project_device(folder: str) -> str | None:
+    """Return the device that the project of a folder names for forecasts; exit with status 2 if it is unknown."""
+    project = project_in(folder)
+    if project is None or not project.device:
+        return None
+    from dslpar.forecast.device import device_hint, find_device  # most commands make no forecast
+
+    if find_device(project.device) is None:
+        unknown = project_finding(
+            project, "device", f"unknown device {project.device!r} in [tool.dslpar]", device_hint(project.device)
+        )
+        print_findings([unknown], {})
+        sys.exit(2)
+    return project.device
+
+
 # ---- the world ----
 
 
@@ -212,9 +228,18 @@ def print_json(value: object) -> None:
 
 
 def resolve_or_print(
-    config: Config, world_size: int, cluster: Cluster | None, sources: dict[str, str], by_program: bool = False
+    config: Config,
+    world_size: int,
+    cluster: Cluster | None,
+    sources: dict[str, str],
+    by_program: bool = False,
+    reported_later: Collection[str] = (),
 ) -> Job | None:
-    """Lint a config and print its findings to stderr; return the job, or None if a finding is an error."""
+    """Lint a config and print its findings to stderr; return the job, or None if a finding is an error.
+
+    `reported_later`: codes of findings that the caller reports itself if there is a job.
+    """
     checked = check.check(config, world_size, cluster, by_program=by_program)
-    print_findings(checked.findings, sources | dict(config.sources))
+    shown = [each for each in checked.findings if checked.has_errors or each.code not in reported_later]
+    print_findings(shown, sources | dict(config.sources))
     return None if checked.has_errors else checked.job

@@ -21,7 +21,7 @@ from dslpar.language.source import read_source
 from dslpar.linter import check
 from dslpar.linter.problem import UnknownValueError
 from dslpar.linter.report import text as report_text
-from dslpar.migrate import report, writer
+from dslpar.migrate import others, report, writer
 from dslpar.migrate.convert import Import, convert, refused
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import Source, read_text
@@ -81,6 +81,7 @@ def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source
         text = read_source(args.file, {}).text
     except ConfigError as error:
         parser.error(error.message)
+    _refuse_others(text, args)
     source = read_text(text, args.file, args.source or "")
     if not source.config.complete:
         arguments.print_findings(refused(source), {args.file: text})
@@ -90,6 +91,14 @@ def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source
     if not source.name:
         parser.error(f"cannot detect the framework of {args.file}: give --from {', '.join(TABLES)}")
     return source
+
+
+def _refuse_others(text: str, args: argparse.Namespace) -> None:
+    """Exit with status 2 if FILE is of a framework that dslpar recognises and does not convert, or is a program."""
+    found = others.finding_about(text, args.file)
+    if found is not None:
+        arguments.print_findings([found], {args.file: text})
+        sys.exit(2)
 
 
 def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping[str, Any] | None:

@@ -34,6 +34,7 @@ from dslpar.launch.local_facts import find_local_facts
 from dslpar.layout.resolve import Job
 from dslpar.parity import certificate
 from dslpar.reporting import run_dir
+from dslpar.schema import paths
 
 EPILOG = """\
 Without a hostfile all ranks run on this host, one per accelerator unless --world-size is given.
@@ -122,6 +123,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return certificate.STATUS[certificate.REFUSED] if args.prove else 1
     try:
         _refuse_launched_twice(args)
+        _check_paths(args, prepared)
         commands.prepare(prepared.request, prepared.facts)  # to find errors before any host is visited
         prepared = _check_hosts(args, prepared)
         launch = commands.prepare(prepared.request, prepared.facts)
@@ -142,6 +144,31 @@ def _refuse_flags_of_another_program(args: argparse.Namespace, parser: argparse.
     for flag in _PROVE_FLAGS:
         if getattr(args, flag[2:]) and not args.prove:
             parser.error(f"{flag} goes with --prove")
+
+
+def _check_paths(args: argparse.Namespace, prepared: _Prepared) -> None:
+    """Check that the files and folders that the config names are here, if this host runs ranks.
+
+    Raises:
+        DslparError: some are missing.
+    """
+    job = prepared.job
+    if not _checks_paths(args, prepared.request.cluster, prepared.facts):
+        return
+    try:
+        paths.check(paths.named_paths(job.spec, job.path), job.path)
+    except DslparError as error:
+        raise DslparError(prepared.config.at_keys(error.findings)) from None
+
+
+def _checks_paths(args: argparse.Namespace, cluster: Cluster | None, facts: LocalFacts) -> bool:
+    """Return whether this host runs ranks, so that missing paths are errors: the job's other hosts may have others."""
+    runs_here = cluster is None or any(host.name in facts.local_hosts for host in cluster.hosts)
+    return runs_here and (args.check or not args.print)
+
+
+_OF_MISSING_PATHS = ("BAT111", "CKP102")
+"""Lint's warnings of missing paths."""
 
 
 def _refuse_launched_twice(args: argparse.Namespace) -> None:
@@ -172,7 +199,8 @@ def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Prep
         parser.error("--no-ssh needs the hosts: --hostfile FILE")
     if args.no_ssh and args.check and not facts.local_hosts:
         parser.error("--no-ssh --check inspects this host, but --hostfile does not list it")
-    job = arguments.resolve_or_print(config, world_size, cluster, sources)
+    later = _OF_MISSING_PATHS if _checks_paths(args, cluster, facts) else ()
+    job = arguments.resolve_or_print(config, world_size, cluster, sources, reported_later=later)
     if job is None:
         return None
     notes = [*_unused_allocation(args), *_idle_accelerators(cluster, facts)]
@@ -238,6 +266,7 @@ def _check_hosts(args: argparse.Namespace, prepared: _Prepared) -> _Prepared:
     hosts = tuple(host for host in cluster.hosts if not args.no_ssh or host.name in facts.local_hosts)
     checks = HostChecks(
         files=[path for path in prepared.config.sources if os.path.isfile(path)],
+        paths=[*filter(None, (each.on_hosts for each in paths.named_paths(prepared.job.spec, prepared.job.path)))],
         output_dir=prepared.job.output_dir,
         port=prepared.request.port,
         local_hosts=facts.local_hosts,

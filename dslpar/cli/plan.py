@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from textwrap import wrap
 
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_program(parser)
     add_trust(parser)
     add = parser.add_argument
-    help = "the target device; default: cluster.device, the hostfile's device, or this machine's"
+    help = "the target device; default: cluster.device, or that of the hostfile, of pyproject.toml, or this machine's"
     add("--device", metavar="NAME", help=help)
     help = "devices per node; default: cluster.nodes_of, the hostfile's slots, or the device's usual number"
     add("--nodes-of", type=arguments.whole_number, metavar="N", help=help)
@@ -98,10 +99,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     job = planning.job_of(checked)
     if job is None:
         return 1
+    project_device = None if args.device else arguments.project_device(os.path.dirname(path))
     if args.dry_run:
         return plan_dry_run.run(job, args.rank, args.format, parser)
     try:
-        machine = machine_of(job, args.device, args.nodes_of, cluster, args.calibration)
+        machine = machine_of(job, args.device, args.nodes_of, cluster, args.calibration, project_device=project_device)
         costs_of = None
         if args.trace:
             traced = plan_trace.traced(job, parser)

@@ -19,9 +19,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Read the runs, fit the constants, and write them to a file, with the error that remains."""
     folders = [operand for operand in args.operands if not arguments.is_override(operand)]
     measured = []
+    project_device = None if args.device else arguments.project_device(".")
     for folder in folders:
         try:
-            measured.append(read_measured(Path(folder), args.device, args.nodes_of))
+            measured.append(read_measured(Path(folder), args.device, args.nodes_of, project_device))
         except NoMeasurementError as error:
             sys.stderr.write(visible(f"left out: {error}") + "\n")
     if not measured:

@@ -52,7 +52,7 @@ class Project(NamedTuple):
     world_size: Mapping[str, int] = {}
     """Number of ranks by path pattern."""
     device: str = ""
-    """The accelerator that forecasts are for; lint and training do not read it."""
+    """The accelerator that `dslpar plan` forecasts for; lint and training do not read it."""
     trusted: tuple[str, ...] = ()
     """Packages, modules and classes that dslpar may import and call for configs."""
 
@@ -202,7 +202,7 @@ _KINDS = {
         lambda value: _is_count(value) or (isinstance(value, dict) and all(map(_is_count, value.values()))),
         'a number of ranks, or a table of patterns and numbers, such as {"configs/big/*" = 64}',
     ),
-    "device": (lambda value: isinstance(value, str) and bool(value), 'the name of an accelerator, such as "h100"'),
+    "device": (lambda value: isinstance(value, str) and bool(value), 'the name of an accelerator, such as "h100-80g"'),
     "trusted": (
         lambda value: _is_strings(value) and all(map(_is_package, value)),
         'a list of packages, such as ["my_pkg"]',
@@ -218,6 +218,12 @@ def _mistakes(table: Mapping[str, Any], path: str, text: str) -> Iterator[Findin
             yield _finding(path, text, key, f"unknown key {key!r} in [tool.dslpar]", hint)
         elif not _KINDS[key][0](value):
             yield _finding(path, text, key, f"{key} is {value!r}", f"{key} is {_KINDS[key][1]}")
+
+
+def project_finding(project: Project, key: str, message: str, hint: str) -> Finding:
+    """Make a finding about a valid key of a project whose value only a command can judge."""
+    with open(project.path, encoding="utf-8") as file:
+        return _finding(project.path, file.read(_MAX_BYTES), key, message, hint)
 
 
 def _finding(path: str, text: str, key: str, message: str, hint: str) -> Finding:

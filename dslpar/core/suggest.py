@@ -33,14 +33,18 @@ def did_you_mean(name: object, known: Iterable[object], before: str = "", cutoff
 
 def nearest(name: object, known: Iterable[object], cutoff: float = 0.75) -> str | None:
     """Return the known name most similar to `name`, ignoring case; None if none is similar."""
+    return next(iter(nearest_first(name, known, 1, cutoff)), None)
+
+
+def nearest_first(name: object, known: Iterable[object], most: int, cutoff: float = 0.75) -> list[str]:
+    """Return at most `most` known names that are similar to `name`, ignoring case, the most similar first."""
     import difflib  # imported here: only a mistake needs it
 
     word = str(name).lower()
     if len(word) >= MAX_LENGTH:
-        return None
+        return []
     by_lower = {item.lower(): item for item in known if isinstance(item, str) and len(item) < MAX_LENGTH}
-    close = difflib.get_close_matches(word, by_lower, n=1, cutoff=cutoff)
-    return by_lower[close[0]] if close else None
+    return [by_lower[close] for close in difflib.get_close_matches(word, by_lower, n=most, cutoff=cutoff)]
 
 
 def only_near(name: str, known: Iterable[str]) -> str | None:

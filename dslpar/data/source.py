@@ -25,6 +25,7 @@ from dslpar.data.own_data import find_own, own_samples
 from dslpar.data.token_source import TokenRange, find_tokens
 from dslpar.layout.resolve import Job
 from dslpar.reporting.logging import log
+from dslpar.schema import paths
 from dslpar.schema.datasets import (
     BlendData,
     ChatData,
@@ -89,6 +90,7 @@ def find_source(job: Job) -> Source:
     Raises:
         DslparError: files are missing, or there is too little data for a sample or for a step.
     """
+    paths.check(paths.paths_of_data(job.spec, job.path), job.path)
     if isinstance(job.spec.data, ImageData):
         images = find_images(job)
         return Source(Part(True, images=images), Part(False, images=images), images.identity, images.identity)

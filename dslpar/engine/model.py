@@ -45,8 +45,9 @@ def model_from_job(job: Job, *, has_criterion: bool = False) -> LayeredModel:
     is_cut = job.mesh.tensor.size > 1 or job.mesh.pipe > 1
     by_policy = is_cut or model.lora is not None or cls.__name__ in DERIVED | POLICIES.keys()
     if _is_of_transformers(cls) and (by_policy or not has_criterion):
-        lora = {} if model.lora is None else {"lora": model.lora}
-        return _transformers_model(cls, {**model.args, **lora}, job.path, job.trusted)
+        own = {"lora": model.lora, "attn_implementation": model.attn_implementation}
+        given = {name: value for name, value in own.items() if value is not None}
+        return _transformers_model(cls, {**model.args, **given}, job.path, job.trusted)
     size = job.mesh.tensor.size
     if size > 1 and not issubclass(cls, LayeredModel | nn.Sequential):
         message = f"{model.target!r} is a plain module: {size} tensor ranks would each hold all of it"

@@ -129,14 +129,22 @@ class UnknownDeviceError(ValueError):
 
 
 def device_named(name: str) -> Device:
-    """Return a device by its name.
+    """Return a device by its name, or by its family's name if there is only one: 'h200' is 'h200-141g'.
 
     Raises:
-        UnknownDeviceError: `DEVICES` has no such name.
+        UnknownDeviceError: `DEVICES` has no such name, or several devices of that family.
     """
-    if name in DEVICES:
-        return DEVICES[name]
-    raise UnknownDeviceError(f"unknown device {name!r}; {device_hint(name)}")
+    found = find_device(name)
+    if found is None:
+        raise UnknownDeviceError(f"unknown device {name!r}; {device_hint(name)}")
+    return found
+
+
+def find_device(name: str) -> Device | None:
+    """Return a device as `device_named` does; None if the name is unknown or means several devices."""
+    lower = name.lower()
+    family = [each for known, each in DEVICES.items() if known.startswith(f"{lower}-")] if lower else []
+    return DEVICES.get(lower) or (family[0] if len(family) == 1 else None)
 
 
 def device_hint(name: str) -> str:

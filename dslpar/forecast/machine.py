@@ -27,8 +27,9 @@ def machine_of(
     cluster: Cluster | None = None,
     calibration: str | None = None,
     calibrated: bool = True,
+    project_device: str | None = None,
 ) -> Machine:
-    """Return the machine of a job: from the arguments, else the config, the hostfile, or this machine.
+    """Return the machine of a job: from the arguments, else the config, the hostfile, the project, or this machine.
 
     `calibration` is the path of a calibration file, relative to the working folder. With `calibrated` False it is not
     read, because memory forecasts need no constants.
@@ -39,7 +40,7 @@ def machine_of(
     """
     section = job.spec.cluster
     hosts = cluster.hosts if cluster is not None else ()
-    name = device or section.device or (cluster.device if cluster is not None else None)
+    name = device or section.device or (cluster.device if cluster is not None else None) or project_device
     # If hosts have different numbers of devices, use the smallest: groups then span the most nodes.
     per_node = per_node or section.nodes_of or min((host.slots for host in hosts), default=None)
     try:
@@ -49,7 +50,8 @@ def machine_of(
     if found is None:
         raise MachineError(
             "no device is given, and this machine has no known one: --device h100-80g, or "
-            "cluster=dict(device='h100-80g') in the config, or `# device: h100-80g` in the hostfile"
+            "cluster=dict(device='h100-80g') in the config, `# device: h100-80g` in the hostfile, or "
+            'device = "h100-80g" in [tool.dslpar] of pyproject.toml'
         )
     nodes = Nodes(per_node or found.per_node, section.nic_gb_per_s or found.nic_gb_per_s)
     if calibration is None and section.calibration is not None:

@@ -51,6 +51,8 @@ class Query(NamedTuple):
     """Other hosts of the job, in order."""
     port: int = 0
     """The port at which rank 0 will listen on this host; 0: no port is checked."""
+    paths: Sequence[str] = ()
+    """Files and folders that a run reads: the data, a tokenizer, pretrained weights."""
 
 
 class HostReport(NamedTuple):
@@ -73,6 +75,8 @@ class HostReport(NamedTuple):
     """The network interface towards the other hosts; empty if none is found."""
     time_s: float
     """The host's clock, since the epoch."""
+    missing: Sequence[str] = ()
+    """Those of `Query.paths` that do not exist."""
 
 
 def inspect(query: Query) -> HostReport:
@@ -88,6 +92,7 @@ def inspect(query: Query) -> HostReport:
         cores=num_cores(),
         interface=_interface_to_any(query.peers),
         time_s=time.time(),
+        missing=[path for path in query.paths if not os.path.exists(path)],
     )
 
 

@@ -31,6 +31,8 @@ class HostChecks:
 
     files: Sequence[str]
     """The config, and the files that it imports."""
+    paths: Sequence[str] = ()
+    """The files and folders that a run reads."""
     output_dir: str
     port: int | None = None
     """Rank 0's port, if one is given; None: any free one."""
@@ -94,6 +96,9 @@ def _files(host: Host, report: HostReport, own: Mapping[str, str]) -> Iterator[F
             message = f"{host.name} has " + (f"another {path} than this host" if digest else f"no file {path}")
             hint = f"copy it, or use a shared file system: scp {path} {host.name}:..."
             yield finding("HST213", message, hint, host.location)
+    for path in report.missing:
+        hint = f"copy it, or use a shared file system: scp -r {path} {host.name}:..."
+        yield finding("BAT201", f"{host.name} has no {path}, which the config names", hint, host.location)
 
 
 def _output(host: Host, report: HostReport, checks: HostChecks) -> Iterator[Finding]:

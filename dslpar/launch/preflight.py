@@ -133,7 +133,8 @@ def _shared_mark(output_dir: Path) -> Iterator[tuple[str, str]]:
 def _query(hosts: Sequence[Host], number: int, checks: HostChecks, mark: str) -> agent.Query:
     """Return the agent's query for host `number`. Only the first host checks rank 0's port."""
     peers = [host.address for host in hosts[:_NUM_PEERS] if host is not hosts[number]]
-    return agent.Query(list(checks.files), mark, peers, (checks.port or 0) if number == 0 else 0)
+    port = (checks.port or 0) if number == 0 else 0
+    return agent.Query(list(checks.files), mark, peers, port, list(checks.paths))
 
 
 def _agent_command(host: Host, checks: HostChecks, *argv: str) -> tuple[str, ...]:

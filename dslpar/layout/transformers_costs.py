@@ -60,6 +60,35 @@ def num_parameters(config: TransformersConfig | None) -> int | None:
     return _known(config, lambda counted: sum(map(counted.held, counted.parts())) + sum(counted.blocks(counted.held)))
 
 
+def fields_of_other_weights(config: TransformersConfig, saved: TransformersConfig) -> Iterator[str]:
+    """Yield the fields of `config`, as it overrides `saved`, with which the weights of `saved` cannot be used.
+
+    A field changes the number of a part's weights, or the heads that they form, or adds blocks.
+    """
+    heads, layers = saved.own_name("heads"), {saved.own_name("layers"), *saved.row.get("blocks", {}).values()}
+    for name, value in ((name, config.values[name]) for name in config.keys):
+        before = saved.values.get(name)
+        if value == before or name not in saved.values:
+            continue
+        if name in layers:
+            if type(value) is int and type(before) is int and value > before:
+                yield name
+        elif name == heads or _weights_by_part(saved.overridden(name, value)) != _weights_by_part(saved):
+            yield name
+
+
+def _weights_by_part(config: TransformersConfig) -> Mapping[str, int | None]:
+    """Return the number of weights of each part; of an unknown class, the sizes that it must depend on."""
+    blocks = config.row.get("blocks", {})
+    names = [part for name in blocks for part in (name, f"{name}.0", f"{name}.dense")]
+    counted = _known(config, lambda counted: {part: counted.held(part) for part in (*counted.parts(), *names)})
+    return {name: config.size(name) for name in NAMES if name not in _NOT_OF_WEIGHTS} if counted is None else counted
+
+
+_NOT_OF_WEIGHTS = ("layers", "decoder_layers", "positions", "active_experts", "image")
+"""Sizes that need not change a weight's shape."""
+
+
 def num_multiplied_weights(config: TransformersConfig | None) -> int | None:
     """Return the number of weights that each token is multiplied with; None if not known.
 

@@ -9,9 +9,9 @@ from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.registry import RULES
 from dslpar.linter.rule import Rule
-from dslpar.linter.rules import language
+from dslpar.linter.rules import foreign, language
 
-FOREIGN = "CFG123"
+FOREIGN = frozenset(rule.code for rule in foreign.RULES)
 ERROR_RULES: tuple[Rule, ...] = tuple([rule for rule in RULES if rule.severity == "error" or rule in language.RULES])
 """Rules that report errors. The language rules pass on the findings of loading, which may be of any severity."""
 
@@ -21,7 +21,7 @@ def run_rules(cx: Context, rules: Sequence[Rule] = RULES) -> list[Finding]:
 
     1. If a source has `# dslpar:` comments, read them, and give them to the context for the rules about comments.
     2. Run each rule. Later rules may ask the context whether an error was found.
-    3. For another framework's config, keep only CFG123.
+    3. For another framework's config, or a program, keep only that finding.
     4. Drop the findings that a comment silences, and sort the rest.
     """
     found: set[Finding] = set()
@@ -40,9 +40,9 @@ def run_rules(cx: Context, rules: Sequence[Rule] = RULES) -> list[Finding]:
     cx.is_legal = lambda: not has_errors(found)
     for rule in rules:
         found.update(rule.findings(cx))
-    # In another framework's config each key would be a finding. The author should convert it, so only CFG123 remains,
-    # unless the config has no other error.
-    foreign = {item for item in found if item.code == FOREIGN}
-    found = foreign if foreign and has_errors(found - foreign) else found - foreign
+    # In another framework's config each key would be a finding, so only the one that says so remains, unless the config
+    # has no other error.
+    of_others = {item for item in found if item.code in FOREIGN}
+    found = of_others if of_others and has_errors(found - of_others) else found - of_others
     kept = found if suppressions is None else suppressions.unsilenced(found)
     return sorted(kept, key=lambda finding: (finding.location.path != cx.config.path, *finding.sort_key()))

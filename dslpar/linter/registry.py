@@ -20,6 +20,7 @@ from dslpar.linter.rules import (
     data,
     deepspeed,
     experts,
+    foreign,
     hosts,
     images,
     keys,
@@ -41,6 +42,7 @@ _PLANNER = import_module("dslpar.planner.rules")
 RULES: tuple[Rule, ...] = (
     *language.RULES,
     *keys.RULES,
+    *foreign.RULES,
     *targets.RULES,
     *parallel.RULES,
     *tensor.RULES,

@@ -105,12 +105,21 @@ class RequestedModel:
         return require(self._spec.model, sections.OtherModel)
 
     @property
+    def has_weights(self) -> bool:
+        """Return whether the model's weights exist (`pretrained`), so that no help may change its sizes."""
+        model = self._spec.model
+        if isinstance(model, sections.OtherModel):
+            return model.is_of_transformers and "pretrained" in model.args
+        return getattr(model, "pretrained", None) is not None
+
+    @property
     def unlisted(self) -> str:
         """The name of the model's class if the config does not list its layers; empty if the layers are known."""
         if self.by_program:
             return "the program's model"
-        if "model.layers_cfg" in self._invalid:
-            raise UnknownValueError("model.layers_cfg")
+        for key in ("model.layers_cfg", "model.config", "model.pretrained"):
+            if key in self._invalid:
+                raise UnknownValueError(key)
         model = self._spec.model
         return "" if isinstance(model, sections.Model) or model.num_layers is not None else model.target
 

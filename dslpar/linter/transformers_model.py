@@ -13,7 +13,8 @@ from typing import Any
 from dslpar.core.errors import Location
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
-from dslpar.schema.transformers_configs import ConfigFile, visible_path
+from dslpar.schema.paths import visible_path
+from dslpar.schema.transformers_configs import ConfigFile
 
 
 class TransformersModel:

@@ -50,8 +50,10 @@ class Measured:
         return Run(terms_of(made.workload, device, made.machine.nodes), self.step_s)
 
 
-def read_measured(path: Path, device: str | None = None, per_node: int | None = None) -> Measured:
-    """Read a run folder; `device` and `per_node` describe the run's machine if its config does not.
+def read_measured(
+    path: Path, device: str | None = None, per_node: int | None = None, project_device: str | None = None
+) -> Measured:
+    """Read a run folder; `device` and `per_node` describe the run's machine, `project_device` if nothing else does.
 
     Raises:
         NoMeasurementError: the run has no config, no world size, or too few steps; or its config has errors, an unknown
@@ -70,7 +72,7 @@ def read_measured(path: Path, device: str | None = None, per_node: int | None = 
     if workload is None:
         raise NoMeasurementError(f"{path}: the costs of its model are unknown")
     try:
-        machine = machine_of(checked.job, device, per_node)
+        machine = machine_of(checked.job, device, per_node, project_device=project_device)
     except MachineError as error:
         raise NoMeasurementError(f"{path}: {error}") from error
     return Measured(path=path, step_s=step_s, forecast=forecast(workload, machine))

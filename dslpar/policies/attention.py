@@ -69,13 +69,17 @@ _SPLIT = "attention over a split sequence"
 _KNOWN_OF_WHOLE = _KNOWN | _ANYWHERE
 
 
-def implementation_of(config: Any) -> str:
-    """Return a config's `attn_implementation`, by default SDPA. Raises: DslparError: it is neither SDPA nor FLASH."""
-    requested: str | None = config._attn_implementation
+def implementation_of(config: Any, given: str | None = None) -> str:
+    """Return the requested kernel: `given`, else that of a config, by default SDPA.
+
+    Raises:
+        DslparError: it is neither SDPA nor FLASH.
+    """
+    requested: str | None = given or config._attn_implementation
     if requested not in (None, SDPA, FLASH):
         message = f"attn_implementation {requested!r}: sharded models use torch's attention kernels only"
         hint = f"{SDPA!r} (the default), or {FLASH!r}, which is torch's FlashAttention kernel and no other"
-        raise_finding("CFG223", message, hint, key="model.config.attn_implementation")
+        raise_finding("CFG223", message, hint, key="model.attn_implementation")
     return requested or SDPA
 
 
@@ -243,7 +247,7 @@ def _refuse_beyond_flash(module: nn.Module, is_cut: bool, kwargs: Mapping[str, A
     }
     if why := next((why for why, holds in reasons.items() if holds), ""):
         message = f"{type(module).__name__} attends {why}, which torch's FlashAttention kernel does not support"
-        raise_finding("TEN235", message, f"attn_implementation={SDPA!r}", key="model.config.attn_implementation")
+        raise_finding("TEN235", message, f"attn_implementation={SDPA!r}", key="model.attn_implementation")
 
 
 @contextmanager
@@ -260,7 +264,7 @@ def _flash_alone(module: nn.Module, q: Tensor, mask: Tensor | None, dropout: flo
             what = f" with {' and '.join(with_what)}" if with_what else ""
             message = f"{type(module).__name__}: torch has no FlashAttention kernel for {q.dtype} on {q.device}{what}"
             hint = f"attn_implementation={SDPA!r}, which uses any kernel that is available"
-            raise_finding("TEN235", message, hint, key="model.config.attn_implementation")
+            raise_finding("TEN235", message, hint, key="model.attn_implementation")
 
 
 def _scores(

@@ -60,6 +60,7 @@ class HuggingFaceModel(LayeredModel):
     - `policy`: a `Policy`, a dict of its fields, the name of a class with a policy, or "derived" (from transformers'
       tensor plan, even if it is not tested for this class). None: the policy of `cls`, or else a tested derived one.
     - `lora`: a LoRA section, or a dict of its keys: only adapters are trained.
+    - `attn_implementation`: the attention kernel; None: that of `config`, or else "sdpa".
 
     Raises:
         DslparError: dslpar does not know how to run or shard a part of the model.
@@ -72,6 +73,7 @@ class HuggingFaceModel(LayeredModel):
         policy: object = None,
         pretrained: str | None = None,
         lora: LoRA | Mapping[str, Any] | None = None,
+        attn_implementation: str | None = None,
     ) -> None:
         config = config_of(cls, config, pretrained)
         if policy is None or policy == "derived":
@@ -82,10 +84,10 @@ class HuggingFaceModel(LayeredModel):
         if not has_door and not (written and (written.own_attention or not written.regions)):
             message = f"{cls.__name__}: its attention does not go through transformers' interface"
             raise_finding("TEN234", message, "use a family of docs/transformers.md", key="model.type")
-        self.attention = attention.implementation_of(config)
+        self.attention = attention.implementation_of(config, attn_implementation)
         if self.attention == attention.FLASH and written and written.own_attention:
             message = f"{cls.__name__} computes its scores itself, and uses no kernel"
-            raise_finding("TEN235", message, "leave attn_implementation out", key="model.config.attn_implementation")
+            raise_finding("TEN235", message, "leave attn_implementation out", key="model.attn_implementation")
         with torch.device("meta"):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
         self.config = self.model.config

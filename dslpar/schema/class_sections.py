@@ -7,7 +7,6 @@ names are imported only if a config uses one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from dslpar.core.errors import Location
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node
 from dslpar.schema import families, sections
+from dslpar.schema.datasets import absolute_path
 from dslpar.schema.known_keys import Entry, arguments
 from dslpar.schema.reader import Reader, Registered, Typed
 from dslpar.schema.types import SEQUENCE, TYPES
@@ -23,6 +23,7 @@ MODEL_HELP = "model = dict(type='GPT', num_layers=8, hidden_size=256, num_heads=
 _HANDLER_HELP = "gradient_handler = [dict(type='my_package.my_module.MyHandler')]"
 _LAYERS_HELP = "layers_cfg=[dict(type='Linear', in_features=8, out_features=8), ...]"
 OWN_NAME = " (a class of your own goes by its full name, such as 'my_package.my_module.{}'{})"
+_TORCH = "torch.nn."
 _OF_EVERY_FAMILY = {
     "num_layers": TYPES["LayerCount"],
     "vocab_size": TYPES["PositiveInt"],
@@ -146,32 +147,22 @@ def model(reader: Reader, node: Node, registered: Registered) -> sections.Model 
         family: type[sections.Model] = families.class_of(name, "section")
         made: sections.Model | None = reader.fields(family, typed.entries, node, "model", "model")
         folder = getattr(made, "pretrained", None)
-        return replace(made, pretrained=_beside(reader, folder)) if made is not None and folder else made
+        return replace(made, pretrained=absolute_path(reader.config.path, folder)) if made and folder else made
+    if name.startswith("transformers."):
+        from dslpar.schema import transformers_section  # most configs have one of dslpar's models
+
+        return transformers_section.read(reader, node, typed)
     if name == "Sequential":
         for entry in typed.entries:
             if entry.name != "layers_cfg":
                 reader.unknown_key(entry.name, entry.source_key, ("type", "layers_cfg"))
         _demand(reader, "model", ("layers_cfg",), typed, node)
+    elif name.startswith(_TORCH):
+        _check_layer_arguments(reader, name.removeprefix(_TORCH), typed, node, "model")
     for entry in typed.entries:
         if entry.name == "layers_cfg" and entry.node.value is not None:
             _layers(reader, entry, registered)
-    model = sections.OtherModel(target=name, args=plain(typed.entries))
-    return _of_transformers(reader, model, typed) if model.is_of_transformers else model
-
-
-def _of_transformers(reader: Reader, model: sections.OtherModel, typed: Typed) -> sections.OtherModel:
-    """Read `lora` as a section of its own, and `pretrained` as a folder beside the config."""
-    args = {name: value for name, value in model.args.items() if name != "lora"}
-    entry = next((each for each in typed.entries if each.name == "lora" and each.node.value is not None), None)
-    lora = None if entry is None else reader.section(sections.LoRA, entry.node, "model.lora", entry.source_key)
-    if isinstance(folder := args.get("pretrained"), str):
-        args["pretrained"] = _beside(reader, folder)
-    return replace(model, args=args, lora=lora)
-
-
-def _beside(reader: Reader, folder: str) -> str:
-    """Return the absolute path of a folder that a config gives relative to its own folder."""
-    return os.path.abspath(os.path.join(os.path.dirname(reader.config.path), folder))
+    return sections.OtherModel(target=name, args=plain(typed.entries))
 
 
 def _model_by_another_name(reader: Reader, typed: Typed) -> str | None:

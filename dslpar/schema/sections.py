@@ -323,6 +323,19 @@ class OtherModel:
     """Its keyword arguments."""
     lora: LoRA | None = key(default=None)
     """For transformers models: train only low-rank adapters. Left out: all weights are trained."""
+    attn_implementation: Choice | None = key(
+        default=None,
+        resume="reported",
+        synonyms="attn_impl use_flash_attention_2",
+        choices=("sdpa", "flash_attention_2"),
+        refused={
+            "eager": "sharded models compute attention with torch's kernels only",
+            "flex_attention": "sharded models compute attention with torch's scaled_dot_product_attention only",
+            "flash_attention_3": "torch's own FlashAttention kernel is the only one",
+        },
+    )
+    """For transformers models: the attention kernel. 'sdpa' (the default): the one that torch chooses;
+    'flash_attention_2': torch's FlashAttention, or an error."""
 
     @property
     def is_of_transformers(self) -> bool:

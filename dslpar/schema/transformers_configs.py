@@ -89,6 +89,10 @@ class TransformersConfig:
         of_config = {self.other_names.get(key, key): value for key, value in written.items()}
         self.values: Mapping[str, Any] = {**self.known.get("defaults", {}), **of_file, **of_config}
 
+    def overridden(self, name: str, value: Any) -> TransformersConfig:
+        """Return the config with another value of a field."""
+        return TransformersConfig(self.model, {**{key: self.values[key] for key in self.keys}, name: value}, self.file)
+
     def own_name(self, size: str) -> str:
         """Return the field of this config for a size (a key of NAMES); empty if it has none."""
         names = [self.other_names.get(name, name) for name in NAMES[size]]
@@ -153,6 +157,16 @@ def table() -> Mapping[str, Any]:
     return load_table("transformers")
 
 
+def installed_version() -> str | None:
+    """Return the version of transformers on this machine, without importing it; None if it is not installed."""
+    from importlib import metadata  # only a mistake needs it
+
+    try:
+        return metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def config_of(target: str, args: Mapping[str, Any]) -> TransformersConfig | None:
     """Return the config of a model, from its class's full name and its arguments; None if it is unknown."""
     given, folder = args.get("config"), args.get("pretrained")
@@ -183,12 +197,6 @@ def read_config_json(folder: str) -> ConfigFile:
     if not isinstance(values, dict):
         return ConfigFile(path, {}, text, "it is not a JSON object")
     return ConfigFile(path, values, text)
-
-
-def visible_path(path: str) -> str:
-    """Return a path for a message: relative if it is below the working folder."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
 
 
 MAX_BYTES = 4 << 20

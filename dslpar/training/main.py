@@ -36,6 +36,7 @@ from dslpar.layout.resolve import Job
 from dslpar.layout.transformers_data_types import check_data
 from dslpar.linter import check
 from dslpar.reporting import logging, monitors, run_dir
+from dslpar.schema import paths
 from dslpar.training.arguments import make_parser
 from dslpar.training.request import Request, claim_run_folder
 
@@ -142,8 +143,9 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = 
         job = _requested_job(checked.job, arguments)
         if dist_env.rank == 0:
             monitors.check_packages(job)
-        check_data(job)
         request = Request(arguments.resume, arguments.eval_only, arguments.dry_run)
+        paths.check(paths.named_paths(job.spec, job.path), job.path)
+        check_data(job)
         flags = {name: value for name, value in vars(arguments).items() if isinstance(value, bool)}
         loaded = Loaded(job, find_source(job), config, request, repr(flags))
         unused = run_dir.unused_checkpoint(job, config, loads=request.loads_checkpoint)

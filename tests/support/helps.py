@@ -42,13 +42,15 @@ class Linted(NamedTuple):
     """Packages that the config may call, from pyproject.toml or --trust."""
     by_program: bool = False
     """--program."""
+    path: str = PATH
+    """The file's name, whose ending decides how it is read."""
 
     def findings(self, ignored: Sequence[str] = ()) -> list[Finding]:
         """Return lint's findings."""
         cluster = parse(self.hostfile, "hosts") if self.hostfile is not None else None
         if cluster is not None and self.hosts[0]:
             cluster = filter_hosts(cluster, self.hosts[1], self.hosts[0])  # type: ignore[arg-type]
-        config = load_text(self.text, PATH, self.overrides)._replace(trusted=self.trusted)
+        config = load_text(self.text, self.path, self.overrides)._replace(trusted=self.trusted)
         return [
             item
             for item in lint(config, self.world, cluster=cluster, by_program=self.by_program)

@@ -26,13 +26,14 @@ def findings(
     ignored: Sequence[str] = TOO_SMALL,
     include: str = "",
     exclude: str = "",
+    path: str = PATH,
 ) -> list[Finding]:
     """Return lint's findings for a config's text."""
     cluster = parse(hostfile, "hosts") if hostfile is not None else None
     if cluster is not None and (include or exclude):
         cluster = filter_hosts(cluster, include or exclude, "--include" if include else "--exclude")
     return [
-        found for found in lint(load_text(text, PATH, overrides), world, cluster=cluster) if found.code not in ignored
+        found for found in lint(load_text(text, path, overrides), world, cluster=cluster) if found.code not in ignored
     ]
 
 

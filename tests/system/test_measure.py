@@ -25,9 +25,9 @@ def test_without_a_device_there_is_nothing_to_measure(tmp_path: Path) -> None:
     ran = run([sys.executable, "-m", "dslpar", "measure"], tmp_path)
     assert ran.returncode == 2
     assert "this host has no accelerator" in ran.stderr
-    ran = run([sys.executable, "-m", "dslpar", "measure", "--device", "a10"], tmp_path)
+    ran = run([sys.executable, "-m", "dslpar", "measure", "--device", "a100"], tmp_path)
     assert ran.returncode == 2
-    assert "unknown device 'a10'; did you mean 'a10-24g'?" in ran.stderr
+    assert "unknown device 'a100'; did you mean 'a100-80g'?" in ran.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from dslpar.layout.divisors import least_micro_size
@@ -80,7 +79,8 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
         unused = cx.model.unused_positions
         less = f", of which {unused} positions are never used" if unused else ""
         message = f"samples have {length} tokens, but {key.rpartition('.')[2]} is {longest + unused}{less}"
-        yield cx.problem("data.seq_len", message, f"at most {longest}, or {key}={length + unused}")
+        longer = "" if cx.model.has_weights else f", or {key}={length + unused}"
+        yield cx.problem("data.seq_len", message, f"at most {longest}{longer}")
 
 
 @rule("BAT104", "vocabulary-too-small")
@@ -91,7 +91,11 @@ def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
     if vocabulary < needed:
         name = key.rpartition(".")[2]
         message = f"{name} is {vocabulary}, and {whose} {needed}{'' if whose.endswith('are') else ' tokens'}"
-        yield cx.problem(key, message, f"{name}={needed} or more")
+        yield cx.problem(key, message, _OWN_TOKENIZER if cx.model.has_weights else f"{name}={needed} or more")
+
+
+_OWN_TOKENIZER = "choose data of the model's own tokenizer: data.tokenizer, or token files made with it"
+"""Help for a model whose weights exist: its vocabulary is that of its tokenizer."""
 
 
 def _vocabulary_needed(cx: Context, data: Data) -> tuple[int, str]:
@@ -116,25 +120,18 @@ BYTES = 256
 @rule("BAT111", "text-not-found", "warning")
 def text_not_found(cx: Context) -> Iterator[Problem]:
     """A file or folder of `data` does not exist on this machine."""
-    for section, data in parts_by_key(cx.spec.data):
-        for number, name in enumerate(data.files or ()):
-            if message := _missing(cx, name):
-                hint = "choose text files, or folders of them, by their paths from the config's folder"
-                key = f"{section}.files"
-                yield Problem(cx.source.at_item(key, number), message, hint, cx.source.key(key))
-        for name in ("tokenizer", "path", "labels", "eval_path"):
-            path = getattr(data, name, None)
-            if path is not None and (message := _missing(cx, path)):
-                yield cx.problem(f"{section}.{name}", message, "choose a path from the config's folder")
+    from dslpar.schema.paths import paths_of_data
+
+    for each in paths_of_data(cx.spec, cx.config.path):
+        if not (each.is_missing and each.is_mistaken):
+            continue
+        place = cx.source.at(each.key) if each.index is None else cx.source.at_item(each.key, each.index)
+        hint = each.hint(f"choose {_WANTED.get(each.key.rpartition('.')[2], 'a path')} from the config's folder")
+        yield Problem(place, each.message, hint, cx.source.key(each.key))
 
 
-def _missing(cx: Context, name: str) -> str:
-    """Return the message for a missing file or folder; empty if it exists, or if its parent folder is not here."""
-    path = os.path.normpath(os.path.join(os.path.dirname(cx.config.path), name))
-    folder = os.path.dirname(path) or "."
-    # A disk of the job's hosts may not be mounted here, so a missing parent folder proves nothing.
-    is_missing = os.path.isdir(folder) and not os.path.exists(path)
-    return f"{os.path.basename(path)!r} does not exist in {folder!r}" if is_missing else ""
+_WANTED = {"files": "text files, or folders of them, by their paths"}
+"""Key -> what it names."""
 
 
 @rule("BAT105", "warm-up-longer-than-the-run", "warning")

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from dslpar.core.errors import WORLD, Location
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
-from dslpar.schema.sections import Model
-
-if TYPE_CHECKING:
-    from dslpar.schema.frameworks import Framework
 
 
 @rule("CFG101", "unknown-key")
@@ -97,41 +92,6 @@ def key_of_another_framework(cx: Context) -> Iterator[Problem]:
     yield from cx.misreads("CFG121")
 
 
-@rule("CFG123", "foreign-config")
-def foreign_config(cx: Context) -> Iterator[Problem]:
-    """The file is a config of another framework."""
-    found = _framework(cx)
-    if found is not None:
-        message = f"this is a config of {found.title}, which `dslpar import` converts"
-        by_program = "or --program (if a program passes the model to dslpar.initialize)"
-        more = "" if cx.config.has("model") else f"; {by_program}"
-        yield Problem(Location(cx.config.path), message, f"dslpar import {cx.config.path} -o FILE{more}")
-
-
-def _framework(cx: Context) -> Framework | None:
-    """Return the framework that the config was written for; None for a dslpar config, with or without mistakes.
-
-    A config is foreign if it has mistakes, its model is not of a dslpar family, and it imports a framework's packages
-    or sets that framework's keys. A Python config must set two such keys, since a single one may be the author's own
-    variable. If a program passes the model, the config is never foreign.
-    """
-    model = cx.reading.spec.model
-    ours = isinstance(model, Model) or model.target == "Sequential"
-    if ours or cx.model.by_program or not (cx.reading.misreads or cx.config.findings):
-        return None
-    from dslpar.schema import frameworks  # few configs get here
-
-    path, root = cx.config.path, cx.config.root
-    is_python = path.endswith(".py")
-    text = cx.config.sources.get(path, "")
-    imported = set(frameworks.imported_packages(text, path)) if is_python else set()
-    is_script = not path.endswith((".py", ".yaml", ".yml", ".json"))
-    found = None if "dslpar" in imported else frameworks.recognise(root, path, imported, text if is_script else "")
-    if found is None or not imported.isdisjoint(found.packages) or not is_python:
-        return found
-    return found if len(list(frameworks.names_in(root, found))) > 1 else None
-
-
 RULES = (
     unknown_key,
     wrong_type,
@@ -145,5 +105,4 @@ RULES = (
     unknown_model,
     no_world_size,
     key_of_another_framework,
-    foreign_config,
 )

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
-from dslpar.core.errors import DslparError
+from dslpar.core.errors import DslparError, Finding, Severity
 from dslpar.core.suggest import did_you_mean
 from dslpar.layout.divisors import Condition, divisors, ranks
 from dslpar.layout.sharding import inner_cuts, residual_cuts
@@ -122,6 +122,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
 
     model = _model(cx)
     sizes = transformers_sizes.sizes_of(model.config)
+    layout = _dividing_layout(cx, model.config) if cx.model.has_weights else ""
     roles = {size.key: role for role, size in sizes.items()}
     wrong: dict[str, Condition] = {}
     for each in transformers_sizes.conditions(model.config, cx.tensor.cuboid):
@@ -135,20 +136,28 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
             where = "the decoder" if key.startswith("decoder") else "a stage"
             message = f"{key}: {where} has {each.value} {what}, which are not divisible by {each.why}"
             choices = " or ".join(map(str, multiples(each.value, each.by)))
-            hint = f"choose {choices} {what} in the model's config, or fewer tensor ranks"
+            hint = layout or f"choose {choices} {what} in the model's config, or fewer tensor ranks"
             yield model.problem_of_key(key, given, message, hint)
             continue
         value = sizes[roles[key]].value
         if each.value == value:
-            hint = f"{key}={' or '.join(map(str, multiples(each.value, each.by)))}"
+            hint = layout or f"{key}={' or '.join(map(str, multiples(each.value, each.by)))}"
             yield model.problem(roles[key], f"is not divisible by {each.why}", hint)
         elif roles[key] in _WITH:
             message = f"and {_WITH[roles[key]]} make {each.value} features, which are not divisible by {each.why}"
-            yield model.problem(roles[key], message, f"choose another {key}, or fewer tensor ranks")
+            yield model.problem(roles[key], message, layout or f"choose another {key}, or fewer tensor ranks")
         else:
-            hint = "choose more features per head, or fewer tensor ranks"
+            hint = layout or "choose more features per head, or fewer tensor ranks"
             message = f"has {each.value} features, which are not divisible by {each.why}"
             yield model.problem(roles[key], message, hint)
+
+
+def _dividing_layout(cx: Context, config: TransformersConfig) -> str:
+    """Return a help for a model whose weights exist: tensor sizes over which all of its sizes divide."""
+    from dslpar.layout.transformers_sizes import conditions
+    from dslpar.linter.tensor_sizes import dividing
+
+    return dividing(cx, lambda cuboid: all(each.holds for each in conditions(config, cuboid)))
 
 
 _WITH = {"expert_ffn": "n_shared_experts", "kv_latent": "qk_rope_head_dim"}
@@ -161,22 +170,27 @@ def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
     from dslpar.layout.nearest import multiples
 
     model = _model(cx)
+    given = _OF_WEIGHTS if cx.model.has_weights else ""
     heads, kv_heads = model.size("heads"), model.config.size("kv_heads")
     if kv_heads is not None and heads % kv_heads:
         near = sorted(divisors(heads), key=lambda size: abs(size - kv_heads))[:2]
-        hint = f"{model.config.key('kv_heads')}={' or '.join(map(str, sorted(near)))}"
+        hint = given or f"{model.config.key('kv_heads')}={' or '.join(map(str, sorted(near)))}"
         yield model.problem("kv_heads", f"does not divide {model.config.key('heads')} {heads}", hint)
     hidden = model.config.size("hidden")
     has_own_size = model.config.size("head_dim") is not None or model.config.size("kv_latent") is not None
     if hidden is not None and hidden % heads and not has_own_size:
-        hint = f"{model.config.key('hidden')}={' or '.join(map(str, multiples(hidden, heads)))}"
+        hint = given or f"{model.config.key('hidden')}={' or '.join(map(str, multiples(hidden, heads)))}"
         yield model.problem("hidden", f"is not a multiple of {model.config.key('heads')} {heads}", hint)
     decoder_heads, decoder_hidden, _ = map(model.config.number, DECODER)
     if decoder_heads is not None and decoder_hidden is not None and decoder_hidden % decoder_heads:
         heads_key, key = map(model.config.author_key, DECODER[:2])
         message = f"{key} {decoder_hidden} is not a multiple of {heads_key} {decoder_heads}"
-        hint = f"{key}={' or '.join(map(str, multiples(decoder_hidden, decoder_heads)))}"
+        hint = given or f"{key}={' or '.join(map(str, multiples(decoder_hidden, decoder_heads)))}"
         yield model.problem_of_key(key, model.config.origin(DECODER[1]), message, hint)
+
+
+_OF_WEIGHTS = "choose the sizes of the weights: leave them out of model.config, and correct config.json"
+"""Help for sizes that contradict each other although the weights exist."""
 
 
 @rule("PERF110", "empty-places-of-experts", "warning")
@@ -218,6 +232,51 @@ def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
 
 _WHOLE = ("leave parallel.context out", "choose another tensor mode")
 """Hints for keeping sequences whole: if parallel.context splits them, and if mode 'sequence' does."""
+
+
+@rule("TEN137", "attention-kernel-does-not-fit")
+def attention_kernel_does_not_fit(cx: Context) -> Iterator[Problem]:
+    """attn_implementation names a kernel that sharded models do not use, or one that cannot compute the attention."""
+    key, kernel = _attention_kernel(cx)
+    if kernel is None:
+        return
+    if kernel not in _KERNELS:
+        message = f"attn_implementation is {show(kernel)}, but sharded models use torch's attention kernels only"
+        yield cx.problem(key, message, "attn_implementation='sdpa', or 'flash_attention_2' for torch's own kernel")
+    elif kernel == _FLASH and (why := _beyond_flash(cx)):
+        message = f"attn_implementation is {kernel!r}, but {why}"
+        yield cx.problem(key, message, "attn_implementation='sdpa'")
+
+
+_FLASH = "flash_attention_2"
+_KERNELS = ("sdpa", _FLASH)
+
+
+def _attention_kernel(cx: Context) -> tuple[str, object]:
+    """Return the key and the value of attn_implementation: the model's own key has priority over its config's."""
+    model = cx.model.other
+    if not model.is_of_transformers:
+        raise UnknownValueError("model")
+    if model.attn_implementation is not None:
+        return "model.attn_implementation", model.attn_implementation
+    return "model.config.attn_implementation", (model.args.get("config") or {}).get("attn_implementation")
+
+
+def _beyond_flash(cx: Context) -> str:
+    """Return why torch's FlashAttention kernel cannot compute the model's attention; empty if nothing is known."""
+    model = _model(cx)
+    from dslpar.schema.transformers_policies import POLICIES
+
+    policy = None if "policy" in model.args else POLICIES.get(model.name)
+    if policy and policy.own_attention:
+        return f"{model.name} computes its scores itself, and uses no kernel"
+    if policy and policy.head_vectors:
+        return f"{model.name} attends with sinks, which torch's FlashAttention kernel does not support"
+    if model.config.values.get("attn_logit_softcapping"):
+        return f"{model.name} caps its scores, which torch's FlashAttention kernel does not support"
+    if cx.tensor.cuboid.context > 1:
+        return "sequences are split, and attention over split sequences has kernels of its own"
+    return ""
 
 
 # Classes and policies ---------------------------------------------------------------------------------------------
@@ -280,7 +339,7 @@ def tokens_of_image_do_not_divide(cx: Context) -> Iterator[Problem]:
             given = "config" if key in model.config.keys else "file" if key in model.config.in_file else ""
             message = f"image_size {model.config.number(key)} {message}"
             other = "leave parallel.tensor.sequence out" if cuboid.mode == "1d" else f"{cx.tensor.key}=1"
-            hint = f"{other}; or choose another image_size"
+            hint = other if cx.model.has_weights else f"{other}; or choose another image_size"
             yield model.problem_of_key(model.config.keys.get(key, key), given, message, hint)
             return
 
@@ -316,20 +375,42 @@ def policy_not_understood(cx: Context) -> Iterator[Problem]:
 # The config, and the folder ---------------------------------------------------------------------------------------
 
 
-@rule("CFG124", "unknown-key-of-transformers", "warning")
-def unknown_key_of_transformers(cx: Context) -> Iterator[Problem]:
+@rule("CFG124", "unknown-key-of-transformers")
+def unknown_key_of_transformers(cx: Context) -> Iterator[Finding]:
     """The model's transformers config class does not have a key of model.config."""
     model = _model(cx)
     known = {*model.config.known.get("defaults", ()), *model.config.other_names}
     if not known:
         return
-    from dslpar.schema.transformers_configs import table
+    from dslpar.schema.transformers_configs import installed_version, table
 
     of_every_config, version = table()["common"], table()["version"]
+    # Another version, here or on the job's hosts, may have other keys.
+    severity: Severity = "error" if installed_version() == version else "warning"
     for key in model.config.keys.values():
         if key not in known and key not in of_every_config:
             message = f"{model.config.row['config']} of transformers {version} has no {key!r}, so a run would refuse it"
-            yield cx.problem_of_key(f"model.config.{key}", message, did_you_mean(key, known) or "leave it out")
+            hint = did_you_mean(key, known) or "leave it out"
+            problem = cx.problem_of_key(f"model.config.{key}", message, hint)
+            yield unknown_key_of_transformers.finding(problem)._replace(severity=severity)
+
+
+@rule("DEAD129", "dtype-of-a-config", "warning")
+def dtype_of_a_config(cx: Context) -> Iterator[Problem]:
+    """A data type in model.config has no effect, since the section precision decides."""
+    model = _model(cx)
+    for key in _DTYPES:
+        if key in model.config.keys:
+            value = str(getattr(value := model.config.values[key], "name", value)).removeprefix("torch.")
+            precision = _DTYPES[key].get(value, "...")
+            message = f"{key} has no effect on a run, which computes in {cx.spec.precision.dtype}: precision decides"
+            hint = f"leave {key} out; or choose precision={precision!r} in its place"
+            yield cx.problem_of_key(f"model.config.{key}", message, hint)
+
+
+_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_DTYPES = {"dtype": _PRECISIONS, "torch_dtype": _PRECISIONS}
+"""Keys of transformers' configs -> transformers' data types, and the same in `precision`."""
 
 
 @rule("CFG125", "config-of-another-class")
@@ -345,9 +426,9 @@ def config_of_another_class(cx: Context) -> Iterator[Problem]:
 
 @rule("CKP101", "pretrained-not-usable")
 def pretrained_not_usable(cx: Context) -> Iterator[Problem]:
-    """The folder of model.pretrained lacks files, has unreadable files, or is for another class."""
+    """The folder of model.pretrained lacks files, has unreadable files, or is for another class or other sizes."""
     model = _model(cx)
-    from dslpar.schema.transformers_configs import visible_path
+    from dslpar.schema.paths import visible_path
 
     file = model.known_file
     folder = os.path.dirname(file.path)
@@ -360,13 +441,30 @@ def pretrained_not_usable(cx: Context) -> Iterator[Problem]:
         if missing := _missing_weights(folder):
             yield cx.problem("model.pretrained", missing, f"{_SAVED}, with safe_serialization")
         yield from _of_another_class(model)
+        yield from _of_other_sizes(model)
+
+
+def _of_other_sizes(model: TransformersModel) -> Iterator[Problem]:
+    """Report keys of model.config with which the folder's weights cannot be used."""
+    from dslpar.layout.transformers_costs import fields_of_other_weights
+    from dslpar.schema.paths import visible_path
+    from dslpar.schema.transformers_configs import TransformersConfig
+
+    file = model.known_file
+    saved = TransformersConfig(model.name, {}, file)
+    for name in fields_of_other_weights(model.config, saved):
+        key = model.config.keys[name]
+        path, value = visible_path(file.path), show(saved.values.get(name))
+        where = f"{path} has {value}" if name in saved.in_file else f"the model of {path} has {value}"
+        message = f"{key} is {show(model.config.values[name])}, but {where}, and its weights are for that"
+        yield model.problem_of_key(key, "config", message, f"leave {key} out")
 
 
 def _missing_weights(folder: str) -> str:
     """Return a message about the weight files that a folder lacks; empty if it has all."""
     import json
 
-    from dslpar.schema.transformers_configs import visible_path
+    from dslpar.schema.paths import visible_path
 
     here, index = visible_path(folder), os.path.join(folder, INDEX)
     if not os.path.exists(index):
@@ -404,15 +502,13 @@ def _of_another_class(model: TransformersModel) -> Iterator[Problem]:
 
 @rule("CKP102", "pretrained-not-found", "warning")
 def pretrained_not_found(cx: Context) -> Iterator[Problem]:
-    """The folder of model.pretrained does not exist on this machine."""
-    file = _model(cx).known_file
-    from dslpar.schema.transformers_configs import visible_path
+    """The folder of model.pretrained does not exist on this machine, or is the name of a model on a hub."""
+    from dslpar.schema.paths import pretrained_folder
 
-    folder = os.path.dirname(file.path)
-    # A disk of the job's hosts may not be mounted here, so a missing parent folder proves nothing.
-    if file.missing and not os.path.isdir(folder) and os.path.isdir(os.path.dirname(folder)):
-        message = f"no such folder {visible_path(folder)!r}: its files and the model's sizes are not checked"
-        yield cx.problem("model.pretrained", message, f"{_SAVED}, by its path from the config's folder")
+    folder = pretrained_folder(cx.spec, cx.config.path)
+    if folder is not None and folder.is_missing and folder.is_mistaken:
+        message = f"{folder.message}: its files and the model's sizes are not checked"
+        yield cx.problem("model.pretrained", message, folder.hint(f"{_SAVED}, by its path from the config's folder"))
 
 
 RULES = (
@@ -421,11 +517,13 @@ RULES = (
     heads_of_transformers_do_not_fit,
     empty_places_of_experts,
     attention_beyond_context_parallelism,
+    attention_kernel_does_not_fit,
     no_policy_for_class,
     mode_does_not_fit_class,
     tokens_of_image_do_not_divide,
     policy_not_understood,
     unknown_key_of_transformers,
+    dtype_of_a_config,
     config_of_another_class,
     pretrained_not_usable,
     pretrained_not_found,

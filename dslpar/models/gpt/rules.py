@@ -17,7 +17,7 @@ from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
 from dslpar.linter.rules.batch import BYTES
-from dslpar.models.gpt.layout import attention_sizes, kv_features
+from dslpar.models.gpt.layout import attention_sizes, conditions, kv_features
 from dslpar.models.gpt.section import GPT
 from dslpar.schema.datasets import TextData
 
@@ -48,6 +48,7 @@ def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
     broken = _broken(found, "TEN203")
     if ffn is not None and broken:
         hint = "nearest legal: " + " or ".join(map(str, multiples(ffn, divisors.common(found))))
+        hint = _dividing_layout(cx) if cx.model.has_weights else hint
         yield cx.problem("model.ffn_hidden_size", _message(cx, "model.ffn_hidden_size", broken), hint)
 
 
@@ -104,8 +105,8 @@ def _attention(cx: Context, code: str, field: str) -> Iterator[Problem]:
         yield cx.problem(f"model.{field}", _message(cx, f"model.{field}", broken), _nearest_legal(cx))
 
 
-def _broken(conditions: Iterable[Condition], code: str) -> list[Condition]:
-    return [each for each in conditions if each.code == code and not each.holds]
+def _broken(found: Iterable[Condition], code: str) -> list[Condition]:
+    return [each for each in found if each.code == code and not each.holds]
 
 
 def _message(cx: Context, key: str, broken: list[Condition]) -> str:
@@ -120,8 +121,23 @@ def _nearest_legal(cx: Context) -> str:
     except UnknownValueError:  # another rule reports it; assume one rank, which has the fewest conditions
         cuboid = TensorMesh()
 
-    choices = nearest_attention(attention_sizes(_gpt(cx)), cuboid)
+    sizes = attention_sizes(_gpt(cx))
+    if cx.model.has_weights:
+        of_one = divisors.attention(sizes, TensorMesh())
+        return _dividing_layout(cx) if all(each.holds for each in of_one) else _OF_WEIGHTS
+    choices = nearest_attention(sizes, cuboid)
     return describe(choices, lambda key: _name(cx, f"model.{key}"))
+
+
+def _dividing_layout(cx: Context) -> str:
+    """Return a help for a model whose weights exist: tensor sizes over which all of its sizes divide."""
+    from dslpar.linter.tensor_sizes import dividing
+
+    return dividing(cx, lambda cuboid: all(each.holds for each in conditions(_gpt(cx), cuboid, 0)))
+
+
+_OF_WEIGHTS = "choose the sizes that the config.json in model.pretrained has"
+"""Help for sizes that contradict each other although the weights exist."""
 
 
 def _name(cx: Context, key: str) -> str:
@@ -140,7 +156,9 @@ def vocabulary_beyond_bytes(cx: Context) -> Iterator[Problem]:
         message = (
             f"vocab_size is {vocabulary}, but byte-level text has {BYTES} tokens: the other rows are never trained"
         )
-        yield cx.problem("model.vocab_size", message, f"vocab_size={BYTES}")
+        hint = f"choose data.tokenizer, a tokenizer.json of about {vocabulary} tokens"
+        bytes_alone = "" if cx.model.has_weights else f"; or vocab_size={BYTES} (for a model that reads bytes)"
+        yield cx.problem("model.vocab_size", message, hint + bytes_alone)
 
 
 @rule("PERF107", "padded-vocabulary", "warning")
@@ -154,6 +172,8 @@ def padded_vocabulary(cx: Context) -> Iterator[Problem]:
         message = f"vocab_size {rows} is padded to {padded}: {percent} % of the rows have no token"
         legal = [str(size) for size in (padded - by, padded) if size >= BYTES]
         hint = f"{' or '.join(legal)}: multiples of {by}; or choose a tensor size that divides {rows}"
+        if cx.model.has_weights:
+            hint = f"choose a tensor size that divides {rows}"
         yield cx.problem("model.vocab_size", message, hint)
 
 
@@ -162,7 +182,8 @@ def wavelength_without_rotary(cx: Context) -> Iterator[Problem]:
     """rope_theta is set without rotary positions."""
     if cx.source.given("model.rope_theta") and _gpt(cx).positions != "rotary":
         message = f"rope_theta has no effect with positions={_gpt(cx).positions!r}"
-        yield cx.problem("model.rope_theta", message, "positions='rotary', or leave it out")
+        rotary = "" if cx.model.has_weights else "positions='rotary', or "
+        yield cx.problem("model.rope_theta", message, f"{rotary}leave it out")
 
 
 # Pretrained weights -----------------------------------------------------------------------------------------------

@@ -68,7 +68,9 @@ class GPT(TokenModel):
     """Added to the variance (RMSNorm: to the mean square) before the square root."""
     init_std: PositiveFloat = key(default=0.02, resume="refused", aliases="initializer_range")
     """Standard deviation of initial weights."""
-    pretrained: str | None = key(default=None, resume="free")
+    pretrained: str | None = key(
+        default=None, resume="free", synonyms="model_name_or_path pretrained_model_name_or_path init_checkpoint"
+    )
     """A folder with the initial weights, relative to the config: a GPT2LMHeadModel or LlamaForCausalLM saved by
     transformers.
     """

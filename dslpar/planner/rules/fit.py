@@ -43,11 +43,11 @@ def unknown_device(cx: Context) -> Iterator[Problem]:
     of_hosts = cluster.device if cluster is not None else None
     if name is None and of_hosts is None:
         return
-    from dslpar.forecast.device import DEVICES, device_hint
+    from dslpar.forecast.device import device_hint, find_device
 
-    if name is not None and name not in DEVICES:
+    if name is not None and find_device(name) is None:
         yield cx.problem("cluster.device", f"unknown device {name!r}", device_hint(name))
-    if cluster is not None and of_hosts is not None and of_hosts not in DEVICES:
+    if cluster is not None and of_hosts is not None and find_device(of_hosts) is None:
         location = cluster.device_location or Location(cluster.path)
         yield Problem(location, f"unknown device {of_hosts!r}", device_hint(of_hosts))
 

@@ -25,18 +25,19 @@ def off_the_tiles(cx: Context) -> Iterator[Problem]:
     if cx.spec.precision.dtype == "fp32" or heads is None or hidden is None or hidden < 1024 or not has_device(cx):
         return
     size, part = hidden // heads, hidden // cx.tensor.cuboid.y
-    if hidden % heads == 0 and size % TILE and size > TILE:
+    if hidden % heads == 0 and size % TILE and size > TILE and not cx.model.has_weights:
         better = _heads(cx, hidden, heads)
         message = f"head size {size}: attention takes multiples of {TILE}, and pads it or falls back to a slower kernel"
         hint = f"model.num_heads={better}: head size {hidden // better}" if better else _CHOOSE
         yield cx.problem("model.num_heads", message, hint)
     if hidden % cx.tensor.cuboid.y == 0 and part % TILE:
-        better = _hidden(cx, hidden, heads)
+        better = None if cx.model.has_weights else _hidden(cx, hidden, heads)
         message = f"hidden_size {hidden} over {cx.tensor.cuboid.y} ranks: products of {part} features do not fill tiles"
-        hint = f"model.hidden_size={better}" if better else _CHOOSE
+        hint = f"model.hidden_size={better}" if better else _FEWER if cx.model.has_weights else _CHOOSE
         yield cx.problem("model.hidden_size", message, hint)
 
 
+_FEWER = f"choose a tensor size of which each rank has a multiple of {TILE} features"
 _CHOOSE = f"choose sizes such that heads have {TILE} or {2 * TILE} features"
 
 

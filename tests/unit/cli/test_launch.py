@@ -92,3 +92,30 @@ def test_launch_with_a_launcher_that_is_not_installed(
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["launch", str(config), "--world-size", "4", "--launcher", "slurm"]) == 1
     assert "HST204 launcher-not-installed: slurm: srun is not installed" in capsys.readouterr().err
+
+
+def test_a_missing_path_ends_before_ranks_start(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dslpar.launch.supervise.run", lambda *_: pytest.fail("ranks were started"))
+    (config.parent / "toks").mkdir()
+    more = ["data=dict(type='tokens',path='tokz')", "model.vocab_size=256"]
+    assert main(["launch", str(config), "--world-size", "4", *more]) == 1
+    said = capsys.readouterr().err
+    assert said.count("no such file or folder") == 1, "once, and not as lint's warning too"
+    assert "BAT201 no-such-text" in said
+    assert "did you mean 'toks'?" in said
+
+
+def test_paths_of_other_hosts_are_not_known_here(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this host runs no rank, or only prints, a missing path is lint's warning."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("node1 slots=2\nnode2 slots=2\n")
+    monkeypatch.setattr("dslpar.launch.supervise.run", lambda *_: 0)
+    argv = ["launch", str(config), "--hostfile", str(hosts), "--launcher", "torchrun", "data=dict(files=['gone'])"]
+    for flag in ("--print", "--no-checks"):
+        assert main([*argv, flag]) == 0
+        assert "BAT111 text-not-found [warning]" in capsys.readouterr().err
+    assert main(["launch", str(config), "--world-size", "4", "--print", "data=dict(files=['gone'])"]) == 0

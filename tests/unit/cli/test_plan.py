@@ -394,3 +394,38 @@ def test_the_example_of_the_help_runs_as_it_stands(capsys: pytest.CaptureFixture
     _, command, config, *words = line.partition("#")[0].split()
     assert main([command, str(ROOT / config), *words]) == 0
     assert "step     " in capsys.readouterr().out
+
+
+# The device -------------------------------------------------------------------------------------------------------
+
+SMALL = "model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=4, vocab_size=256, max_seq_len=64)\n"
+
+
+@pytest.mark.parametrize(
+    ("project", "config", "flags", "device"),
+    [
+        ("a100-80g", "", [], "a100-80g"),
+        ("a100-80g", "cluster = dict(device='h100-80g')\n", [], "h100-80g"),
+        ("a100-80g", "", ["--device", "h200"], "h200-141g"),
+        ("B200", "", [], "b200-180g"),
+        ("h100", "", ["--device", "a10"], "a10-24g"),  # the project's is not read
+    ],
+)
+def test_the_device_of_the_project_is_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], project: str, config: str, flags: list[str], device: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(f'[tool.dslpar]\ndevice = "{project}"\n')
+    (tmp_path / "cfg.py").write_text(SMALL + config)
+    assert record(capsys, str(tmp_path / "cfg.py"), "--world-size", "2", *flags)["device"] == device
+
+
+def test_an_unknown_device_of_the_project_is_reported_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[tool.dslpar]\ndevice = "h100"\n')
+    (tmp_path / "cfg.py").write_text(SMALL)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(tmp_path / "cfg.py"), "--world-size", "2"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"{project}:2:1: CFG230 bad-project-settings: unknown device 'h100' in [tool.dslpar]" in said
+    assert "did you mean 'h100-80g'?" in said

@@ -8,7 +8,7 @@ import pytest
 
 from dslpar.costs.work import Product, Work
 from dslpar.forecast.constants import BOUNDS, DEFAULT, Constants
-from dslpar.forecast.device import Device, device_hint, device_named
+from dslpar.forecast.device import Device, device_hint, device_named, find_device
 from dslpar.forecast.kernels import kernels_of, products_s
 from dslpar.forecast.links import Group, Nodes, transfer
 from dslpar.forecast.timings import Timed, TimedSum, Timings, constants_of
@@ -84,10 +84,27 @@ def test_impossible_times_stay_within_bounds() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("h200", "h200-141g"),
+        ("H200-141G", "h200-141g"),
+        ("a10", "a10-24g"),
+        ("h100", None),  # of 80 or 96 GiB, or PCIe
+        ("gh200", None),
+        ("a100-80g", "a100-80g"),
+        ("h", None),
+        ("", None),
+    ],
+)
+def test_a_family_with_one_device_stands_for_it(name: str, device: str | None) -> None:
+    found = find_device(name)
+    assert (found.name if found else None) == device
+
+
+@pytest.mark.parametrize(
     ("name", "hint"),
     [
         ("h100", "did you mean 'h100-80g'?"),
-        ("a10", "did you mean 'a10-24g'?"),
         ("A100", "did you mean 'a100-80g'?"),
         ("h200-140g", "did you mean 'h200-141g'?"),
         ("tpu", "choose one of h100-80g,"),

@@ -216,6 +216,15 @@ def test_this_host(tmp_path: Path) -> None:
     assert agent.inspect(agent.Query([], mark=str(tmp_path / "none"))).folder == "not shared"
 
 
+def test_a_host_reports_the_paths_that_it_lacks(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    report = agent.inspect(agent.Query([], paths=[str(tmp_path), gone]))
+    assert report.missing == [gone]
+    result = HostResult(HOSTS[1], GOOD._replace(missing=[gone]))
+    (found,) = host_findings.all_findings([result], CHECKS)
+    assert (found.code, found.message) == ("BAT201", f"{HOSTS[1].name} has no {gone}, which the config names")
+
+
 def test_no_mark_is_left(tmp_path: Path) -> None:
     (host,) = parse("localhost slots=1\n", "hosts").hosts
     checked = preflight.check_hosts(

@@ -40,7 +40,7 @@ def of_data(data: str) -> list[tuple[str, str, str]]:
         ("dict(type='blend', parts=[dict(type='txt')])", "CFG108", "'txt'", "unknown data.parts.0 'txt'"),
         ("dict(type='blend', parts=[dict(type='tokens')])", "CFG104", "dict(type='tokens')", "missing key 'path'"),
         ("dict(type='blend', parts=[dict(fils=['a'])])", "CFG101", "fils", "unknown key 'fils' in data.parts.0"),
-        (TWO.format(", files=['gone']", "", ""), "BAT111", "'gone'", "'gone' does not exist in"),
+        (TWO.format(", files=['gone']", "", ""), "BAT111", "'gone'", "no such file or folder 'gone'"),
         (TWO.format("", ", type='images', path='.'", ""), "BAT113", "dict(eval_fraction", "are images"),
         ("dict(type='huggingface', path='.', tokenizer='configs')", "BAT123", "'configs'", "no text_column"),
         ("dict(type='huggingface', path='.')", "BAT123", "'.'", "it has no state.json"),

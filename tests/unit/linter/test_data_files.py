@@ -14,8 +14,8 @@ from tests.support.lint import MODEL, codes
     ("files", "missing"),
     [
         ("['here.txt', 'folder']", []),
-        ("['here.txt', 'gone.txt', 'folder/gone.txt']", ["'gone.txt' does not exist in"] * 2),
-        ("['dangling.txt']", ["'dangling.txt' does not exist in"]),
+        ("['here.txt', 'gone.txt', 'folder/gone.txt']", ["gone.txt", "folder/gone.txt"]),
+        ("['dangling.txt']", ["dangling.txt"]),
         ("['/no/such/disk/text.txt']", []),  # of the job's hosts, maybe
         ("['no_such_folder/text.txt']", []),
     ],
@@ -27,9 +27,7 @@ def test_missing_files_are_reported_where_they_would_be(tmp_path: Path, files: s
     config = tmp_path / "cfg.py"
     config.write_text(f"{MODEL}data = dict(files={files})\n")
     found = [finding for finding in lint(str(config), 1) if finding.code == "BAT111"]
-    assert [finding.message.startswith(start) for finding, start in zip(found, missing, strict=True)] == [True] * len(
-        missing
-    )
+    assert [each.message for each in found] == [f"no such file or folder {str(tmp_path / name)!r}" for name in missing]
     assert {finding.severity for finding in found} <= {"warning"}
     assert all(config.read_text().splitlines()[1][finding.location.column - 1] == "'" for finding in found)
 

@@ -16,10 +16,10 @@ from dslpar.linter.registry import RULES
 from dslpar.linter.rule import Rule
 from dslpar.linter.rules.hosts import RULES as HOST_RULES
 from tests.support.helps import HOLE, Linted, UnreadableHelpError, alternatives, carry_out
-from tests.support.lint import MODEL, TOO_SMALL
+from tests.support.lint import MODEL, PATH, TOO_SMALL
 from tests.support.rule_pages import sections
 from tests.unit.linter.test_messages import SAID
-from tests.unit.linter.test_rule_pages import TWO
+from tests.unit.linter.test_rule_pages import TWO, path_of
 
 
 def replacing(old: str, new: str) -> Callable[[Linted], Linted]:
@@ -60,6 +60,8 @@ ANSWERS: Mapping[str, Callable[[Linted], Linted]] = {
     "CFG120": replacing("update(dict(dist=dict(tensor_parallel_size=4)))", "dist.tensor_parallel_size = 4"),
     "CFG122": replacing("LazyCall(system)(command='nproc')", "4"),
     "CFG123": lambda before: before._replace(text=MODEL),  # a short form of what `dslpar import` would write
+    "CFG128": lambda before: before._replace(text=MODEL, path=PATH),
+    "CFG129": lambda before: before._replace(text=MODEL),
     "TEN107": replacing("(2, 3, 1)", "(1, 4, 1)"),
     "PIP104": replacing("[0, 1, 2, 5]", "[0, 1, 2, 3]"),
     "PIP110": replacing("MyModel'", "MyModel', layers_cfg=[dict(type='Linear', in_features=8, out_features=8)] * 2"),
@@ -91,9 +93,10 @@ def example_of(rule: Rule) -> Linted:
         flags = re.findall(r"(--(?:in|ex)clude) (\S+)", example)
         world = 8 if "--world-size 8" in example else None
         return Linted(MODEL + TWO, world, hostfile=example, hosts=flags[0] if flags else ("", ""))
-    text = example if re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
+    path = path_of(example)
+    text = example if path != PATH or re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
     world = None if "dslpar lint FILE\n" in example else 8
-    return Linted(text, world, tuple(re.findall(r"^# override: (.*)$", text, re.MULTILINE)))
+    return Linted(text, world, tuple(re.findall(r"^# override: (.*)$", text, re.MULTILINE)), path=path)
 
 
 def repairs(finding: Finding, before: Linted) -> Iterator[tuple[str, Linted]]:

@@ -12,7 +12,7 @@ from dslpar.core.errors import Finding
 from dslpar.linter.registry import RULES, page_of, pages
 from dslpar.linter.rule import Rule
 from dslpar.linter.rules.hosts import RULES as HOST_RULES
-from tests.support.lint import MODEL, TOO_SMALL, findings
+from tests.support.lint import MODEL, PATH, TOO_SMALL, findings
 from tests.support.rule_pages import sections
 
 PAGES = [page for page in pages() if not isinstance(page, Rule)]
@@ -36,9 +36,16 @@ def _findings(rule: Rule, example: str) -> list[Finding]:
         given = {flag[2:]: hosts for flag, hosts in re.findall(r"(--(?:in|ex)clude) (\S+)", example)}
         return findings(MODEL + TWO, 8 if "--world-size 8" in example else None, hostfile=example, **given)
     world = None if "dslpar lint FILE\n" in example else 8
-    text = example if re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
+    path = path_of(example)
+    text = example if path != PATH or re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
     overrides = re.findall(r"^# override: (.*)$", text, re.MULTILINE)
-    return findings(text, world, overrides, ignored=() if rule.code in TOO_SMALL else TOO_SMALL)
+    return findings(text, world, overrides, ignored=() if rule.code in TOO_SMALL else TOO_SMALL, path=path)
+
+
+def path_of(example: str) -> str:
+    """Return the file name in the first line of an example that is no Python; else that of all others."""
+    found = re.match(r"# (\S+\.yaml)\n", example)
+    return found[1] if found else PATH
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)

@@ -213,9 +213,88 @@ def test_sizes_of_config_json_are_found_there(tmp_path: Path) -> None:
     assert (SAVED["num_attention_heads"], heads.message) == (6, "num_attention_heads 6 is not divisible by y = 4")
 
 
-def test_what_the_config_says_holds_over_the_folder(tmp_path: Path) -> None:
-    files = {"config.json": SAVED, "model.safetensors": ""}
-    assert in_folder(tmp_path, files, ", config=dict(num_attention_heads=8)", TWO.replace("2", "4")) == []
+GROUPED = SAVED | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 96}
+
+
+@pytest.mark.parametrize(
+    ("written", "in_file"),
+    [
+        ("num_key_value_heads=4", "2"),
+        ("num_attention_heads=4", "8"),
+        ("head_dim=16", "8"),
+        ("hidden_size=128", "64"),
+        ("intermediate_size=128", "96"),
+        ("vocab_size=512", "256"),
+        ("num_hidden_layers=6", "4"),
+        ("tie_word_embeddings=True", "False"),  # the class's default
+        ("attention_bias=True", "False"),
+        ("num_hidden_layers=2", ""),  # the first two blocks
+        ("max_position_embeddings=4096", ""),  # of rotary positions
+        ("attention_dropout=0.1", ""),
+        ("num_key_value_heads=2", ""),
+    ],
+)
+def test_what_a_config_changes_of_weights(tmp_path: Path, written: str, in_file: str) -> None:
+    found = in_folder(tmp_path, {"config.json": GROUPED, "model.safetensors": ""}, f", config=dict({written})", "")
+    key, _, value = written.partition("=")
+    assert [each.code for each in found] == ["CKP101"] * bool(in_file)
+    for each in found:
+        assert each.message.startswith(f"{key} is {value}, but ")
+        assert f" has {in_file}, and its weights are for that" in each.message
+        assert each.help == f"leave {key} out"
+
+
+def test_learned_positions_are_weights(tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    values = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_positions": 64, "n_layer": 2}
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(values))
+    (tmp_path / "saved" / "model.safetensors").touch()
+    config = tmp_path / "cfg.py"
+    config.write_text(model("pretrained='saved', config=dict(n_positions=128)", "GPT2LMHeadModel"))
+    assert [item.message.partition(",")[0] for item in lint(load(str(config)), 1)] == ["n_positions is 128"]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "world", "help"),
+    [
+        ("tensor=dict(size=8, mode='1d')", 8, "parallel.tensor.size=2"),
+        ("tensor=dict(size=8, mode='1d', sequence=True)", 16, "parallel.tensor.size=2"),
+        ("tensor=dict(size=16, mode='2d')", 16, "parallel.tensor.size=4"),
+        ("tensor=dict(size=27, mode='3d')", 216, "parallel.tensor.size=8"),
+        ("tensor=dict(size=32, mode='2.5d', depth=2)", 32, "parallel.tensor.size=8"),
+        ("tensor=dict(size=3, mode='cuboid', shape=(1, 3, 1))", 3, "leave parallel.tensor out"),
+        ("tensor=dict(size=3, mode='1d')", 9, "leave parallel.tensor out"),
+        ("context=dict(size=8, impl='ulysses')", 8, "parallel.context.size=2"),
+    ],
+)
+def test_a_help_never_resizes_weights(tmp_path: Path, parallel: str, world: int, help: str) -> None:
+    """The help is another layout, and following it leaves no size that does not divide."""
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(GROUPED, indent=2))
+    (tmp_path / "saved" / "model.safetensors").touch()
+    config = tmp_path / "cfg.py"
+    config.write_text(model("pretrained='saved'") + f"parallel = dict({parallel})\n")
+    found = [item for item in lint(load(str(config)), world) if item.code == "TEN131"]
+    assert {item.help for item in found} == {help}
+    override = "~" + help.split()[1] if help.startswith("leave") else help
+    assert [item.code for item in lint(load(str(config), [override]), world) if item.code.startswith("TEN")] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "saved", "more", "code", "help"),
+    [
+        ("LlamaForCausalLM", GROUPED, "data = dict(seq_len=128)", "BAT103", "at most 64"),
+        ("LlamaForCausalLM", GROUPED | {"vocab_size": 100}, "", "BAT104", "choose data of the model's own tokenizer"),
+        ("LlamaForCausalLM", GROUPED | {"num_key_value_heads": 3}, "", "TEN132", "choose the sizes of the weights"),
+        ("LlamaForCausalLM", SAVED, "", "TEN132", "choose the sizes of the weights"),
+    ],
+)
+def test_other_helps_leave_the_weights_sizes_alone(
+    tmp_path: Path, name: str, saved: Mapping[str, Any], more: str, code: str, help: str
+) -> None:
+    found = in_folder(tmp_path, {"config.json": saved, "model.safetensors": ""}, parallel=f"{more}\n")
+    assert [item.help.startswith(help) for item in found if item.code == code] == [True]
+    assert not any(f"{key}=" in item.help for item in found for key in ("vocab_size", "hidden_size", "num_key_value"))
 
 
 @pytest.mark.parametrize(
@@ -258,6 +337,19 @@ def test_a_folder_that_is_not_here(tmp_path: Path) -> None:
     config = tmp_path / "cfg.py"
     config.write_text(model("pretrained='saved'"))
     assert [item.code for item in lint(load(str(config)), 8) if item.severity != "info"] == ["CKP102"]
+
+
+@pytest.mark.parametrize("written", ["meta-llama/Llama-3.1-8B", "org/model"])
+@pytest.mark.parametrize("parent", [False, True])
+def test_the_name_of_a_model_on_a_hub_is_not_read(tmp_path: Path, written: str, parent: bool) -> None:
+    if parent:
+        (tmp_path / written).parent.mkdir()
+    config = tmp_path / "cfg.py"
+    config.write_text(model(f"pretrained='{written}'"))
+    (found,) = [item for item in lint(load(str(config)), 1) if item.severity != "info"]
+    assert (found.code, marked(config.read_text(), found)) == ("CKP102", f"'{written}'")
+    assert "hub ids are not read" in found.message
+    assert found.help == f"download it (hf download {written} --local-dir FOLDER) and name the folder"
 
 
 def test_lint_show_and_the_run_have_one_cut(tmp_path: Path) -> None:

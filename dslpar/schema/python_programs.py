@@ -1,0 +1,121 @@
+"""Tell Python programs from configs, and find the config that a program reads.
+
+    program = program_in(text, "train.py", root.value)
+    program.config                                         # 'cfg.py', from dslpar.arguments(config="cfg.py")
+
+A config is evaluated, and a program is run. A file is a program if it starts itself, calls a function that starts a
+run, or defines functions and classes but no section.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from dslpar.core.errors import Location
+from dslpar.language.errors import ConfigError
+from dslpar.language.source import Source, parse
+from dslpar.schema.sections_reader import SECTIONS
+
+STARTS: Collection[str] = frozenset(
+    {
+        *("dslpar.arguments", "dslpar.start", "dslpar.initialize", "dslpar.fit"),
+        *("colossalai.launch", "colossalai.launch_from_torch", "colossalai.launch_from_slurm"),
+        *("colossalai.launch_from_openmpi", "colossalai.initialize", "colossalai.get_default_parser"),
+        *("deepspeed.initialize", "deepspeed.init_distributed", "deepspeed.add_config_arguments"),
+        *("torch.distributed.init_process_group", "dist.init_process_group", "argparse.ArgumentParser"),
+        *("transformers.Trainer", "Trainer", "ArgumentParser", "Accelerator", "accelerate.Accelerator"),
+    }
+)
+"""Functions and classes that programs call, and no config: they start a run, or read a command line."""
+_NAMES_OF_CONFIGS = ("config", "config_file", "cfg")
+_ENDINGS = (".py", ".yaml", ".yml", ".json")
+
+
+class PythonProgram(NamedTuple):
+    """A program, and what it says about its config."""
+
+    location: Location
+    """The statement that makes it a program."""
+    is_certain: bool
+    """Whether it starts itself or a run. Other frameworks' configs may define functions and classes."""
+    is_ours: bool
+    """Whether it imports dslpar or ColossalAI, so that dslpar reads its config."""
+    config: str = ""
+    """The path of its config, if the program names one."""
+
+
+def program_in(text: str, path: str, sections: Collection[str]) -> PythonProgram | None:
+    """Return the program in a Python file; None if it is a config, with or without mistakes.
+
+    `sections`: the names at its top level whose values are mappings.
+    """
+    if not path.endswith(".py") or not {"model", "parallel"}.isdisjoint(sections):
+        return None
+    source = Source(path, text)
+    try:
+        tree = parse(source)
+    except ConfigError:  # the evaluator reports it
+        return None
+    mark = next(_marks(tree, sections), None)
+    if mark is None:
+        return None
+    packages = {name.partition(".")[0] for node in ast.walk(tree) for name in _imported(node)}
+    is_certain = not isinstance(mark, ast.FunctionDef | ast.ClassDef)
+    is_ours = not packages.isdisjoint({"dslpar", "colossalai"})
+    return PythonProgram(source.location(mark), is_certain, is_ours, next(_configs(tree), ""))
+
+
+def _marks(tree: ast.Module, sections: Collection[str]) -> Iterator[ast.AST]:
+    """Yield what makes a file a program, the most certain first."""
+    for node in tree.body:
+        if isinstance(node, ast.If) and any(_is_name(each, "__name__") for each in ast.walk(node.test)):
+            yield node
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in STARTS:
+            yield node
+    if set(SECTIONS).isdisjoint(sections):
+        yield from (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+        yield node.module
+
+
+def _configs(tree: ast.Module) -> Iterator[str]:
+    """Yield the paths of configs that calls name: `arguments(config="cfg.py")`, `initialize("cfg.py")`."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        named = [word.value for word in node.keywords if word.arg in _NAMES_OF_CONFIGS]
+        first = node.args[:1] if ast.unparse(node.func) in STARTS else []
+        is_flag = any(isinstance(arg, ast.Constant) and arg.value in ("--config", "-c") for arg in node.args)
+        defaults = [word.value for word in node.keywords if word.arg == "default" and is_flag]
+        for value in (*named, *first, *defaults):
+            if isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value.endswith(_ENDINGS):
+                yield value.value
+
+
+def message_of(program: PythonProgram, path: str) -> tuple[str, str]:
+    """Return the message and the help for a program that is given as a config."""
+    if not program.is_ours:
+        return (
+            "this is a Python program, and not a config",
+            "choose a config, which has sections such as model = dict(...)",
+        )
+    config = program.config or "CONFIG"
+    if program.config and not os.path.isabs(config):
+        config = os.path.join(os.path.dirname(path), config) if os.path.dirname(path) else config
+    return (
+        "this is a Python program, and not a config: lint its config with --program",
+        f"choose its config: dslpar lint {config} --program",
+    )
