@@ -9,8 +9,9 @@ A model without a pipeline is called as the program calls it, with any arguments
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
@@ -24,11 +25,17 @@ from dslpar.models.sequential import SingleModule
 from dslpar.training.user_loop_engine import ProgramEngine
 
 
-class Arguments(NamedTuple):
-    """Arguments of a model's forward, as one value: DeepSpeed's engine passes on one."""
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Arguments of a model's forward, as one value: an engine passes on one."""
 
     positional: tuple[Any, ...]
     named: dict[str, Any]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensors."""
+        return current_device()
 
 
 class CalledModule(SingleModule):
@@ -80,7 +87,7 @@ class ColossalaiEngine(ProgramEngine):
 
     def _to_device(self, value: Any, inputs: bool = False, non_blocking: bool = False) -> Any:
         if isinstance(value, Arguments):
-            return Arguments(*(self._cast(item) for item in value))
+            return Arguments(self._cast(value.positional), self._cast(value.named))
         return super()._to_device(value, inputs, non_blocking)
 
     def _cast(self, value: Any) -> Any:

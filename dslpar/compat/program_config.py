@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import has_errors
 from dslpar.language.lazy import Settings, settings
 from dslpar.language.source_text import config_text
 from dslpar.linter import check
@@ -54,8 +55,9 @@ def read(config: Source) -> ProgramConfig:
     """
     if isinstance(config, Mapping):
         return _read(config, config)
-    values = check.load(config).root.plain()
-    if _is_native(values):
+    loaded = check.load(config)
+    values = loaded.root.plain()
+    if _is_native(values) and (values.keys() <= {*SECTIONS} or not has_errors(loaded.findings)):
         return ProgramConfig(settings(values), config)
     # The file is run, as ColossalAI runs it: programs call the classes in it, `gpc.config.model.pop('type')(...)`.
     values = dict(_variables(runpy.run_path(os.fspath(config))))

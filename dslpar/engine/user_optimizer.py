@@ -10,6 +10,7 @@ elementwise optimizers.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -60,9 +61,14 @@ def resolve_user_optimizer(
 
 def _stepping_class(cls: type[Optimizer]) -> type[Optimizer]:
     """Return the class that computes the step: a subclass may only have other defaults."""
-    while not {"step", "__setstate__", "state_dict"} & vars(cls).keys():
+    # torch wraps the step of each class that is instantiated.
+    while not cls.__module__.startswith("torch.optim.") and _step_of(cls) is _step_of(cls.__base__):
         cls = cls.__base__  # type: ignore[assignment]
     return cls
+
+
+def _step_of(cls: Any) -> Callable[..., Any]:
+    return inspect.unwrap(cls.step)
 
 
 def _keep_local_parameters(optimizer: Optimizer, module: nn.Module) -> Optimizer:
