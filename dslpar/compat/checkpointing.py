@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dslpar.checkpoint.full_state_dict import load_full_state, local_piece
+from dslpar.checkpoint.full_state_dict import fill, local_piece
 from dslpar.compat.context import global_context
 from dslpar.distributed import collectives
 from dslpar.layers import gather, placement_of
@@ -48,8 +48,7 @@ def load_checkpoint(
     `optimizer` and `lr_scheduler` have no effect.
 
     Raises:
-        RuntimeError: with `strict`, the file and the model have other names.
-        DslparError: shapes differ.
+        RuntimeError: shapes differ or, with `strict`, names.
     """
     saved = torch.load(file, map_location="cpu", weights_only=True)
     groups, names, weights = global_context.run.groups, _names(model), saved["model"]
@@ -61,11 +60,11 @@ def load_checkpoint(
             f"{file} and the model differ: missing in the file {missing}, unknown to the model {unknown}"
         )
     local = {own: weights[whole] for own, whole in names.items() if whole in weights}
-    buffers = dict(model.named_buffers())
-    parameters = {name: value for name, value in local.items() if name not in buffers}
-    load_full_state(model, parameters, groups, strict=False, source=str(file))
     with torch.no_grad():
-        for name, buffer in buffers.items():
+        for name, p in model.named_parameters():
+            if name in local:
+                fill(p, local[name], groups)
+        for name, buffer in model.named_buffers():
             if name in local:
                 buffer.copy_(local[name])
     return int(saved.get("epoch", -1))

@@ -6,7 +6,8 @@ It exists for programs that expect global state, and is dslpar's only one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import Enum, EnumMeta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,15 @@ from dslpar.language.lazy import Settings
 from dslpar.linter.check import Source
 
 
-class ParallelMode(Enum):
+class _Modes(EnumMeta):
+    def __getattr__(cls, name: str) -> Any:
+        if name in cls.__members__:
+            return cls.__members__[name]
+        known = ", ".join(cls.__members__)
+        raise AttributeError(f"there is no ParallelMode.{name} here; write gpc.run.groups.axis(...), or one of {known}")
+
+
+class ParallelMode(Enum, metaclass=_Modes):
     """ColossalAI's names of process groups, each with the axes of dslpar's mesh that the group spans.
 
     The groups of a tensor mode are named by what they cut. In 2d and 2.5d, COL cuts samples and ROW cuts features. In

@@ -65,14 +65,17 @@ def get_dataloader(
 ) -> DataLoader[Any]:
     """Return a DataLoader over this data rank's samples; `kwargs` are DataLoader's own.
 
-    With one data rank, or `add_sampler=False`, it loads all samples. Then torch shuffles by its own generator. As in
-    ColossalAI, `seed` is that of the loader's processes, and the order of samples does not depend on it.
+    With one data rank, or `add_sampler=False`, it loads all samples, and shuffles by the run's seed: all stages of a
+    pipeline load the same samples. As in ColossalAI, `seed` is that of the loader's processes, and the order of samples
+    does not depend on it.
     """
     common = dict(drop_last=drop_last, pin_memory=pin_memory and torch.cuda.is_available(), num_workers=num_workers)
     common |= dict(worker_init_fn=partial(_seed_worker, seed), **kwargs)
     if add_sampler and global_context.data_parallel_size > 1:
         return DataLoader(dataset, sampler=DataParallelSampler(dataset, shuffle), **common)
-    return DataLoader(dataset, shuffle=shuffle, **common)
+    # A generator of its own: a stage draws other numbers than the next one from torch's, and all need the same order.
+    generator = torch.Generator().manual_seed(global_context.run.job.spec.train.seed)
+    return DataLoader(dataset, shuffle=shuffle, **{"generator": generator, **common})
 
 
 def _seed_worker(seed: int, worker: int) -> None:

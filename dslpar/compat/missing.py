@@ -39,6 +39,7 @@ _CHUNKS = "leave it out: DeepSpeed's ZeRO 3 decides how tensors are sharded and 
 MISSING = {
     "Matmul_AB_2D Matmul_ABT_2D Matmul_ATB_2D Matmul_AB_2p5D Matmul_ABT_2p5D Matmul_ATB_2p5D": _PRODUCT,
     "Matmul_AB_3D Matmul_ABT_3D Matmul_ATB_3D linear_3d classifier_2d classifier_2p5d classifier_3d": _PRODUCT,
+    "parallel_1d parallel_2d parallel_2p5d parallel_3d vanilla wrapper": _LAYERS,
     "add_bias_2d add_bias_2p5d Add_Bias_2p5D layernorm_2d layernorm_2p5d layernorm_3d": _LAYERS,
     "split_batch_2d split_batch_2p5d split_batch_3d reduce_by_batch_2d reduce_by_batch_2p5d reduce_by_batch_3d": _COLLECTIVE,
     "split_tensor_2p5d split_tensor_3d all_gather_tensor_2d all_gather_tensor_2p5d all_gather_tensor_3d": _COLLECTIVE,
@@ -48,7 +49,7 @@ MISSING = {
     "VocabParallelEmbedding1D VocabParallelEmbedding2D VocabParallelEmbedding2p5D VocabParallelEmbedding3D": "write colossalai.nn.Embedding, whose rows are always split",
     "VocabParallelClassifier1D VocabParallelClassifier2D VocabParallelClassifier2p5D VocabParallelClassifier3D": "write dslpar.layers.Head with dslpar.layers.cross_entropy",
     "VocabParallelCrossEntropyLoss1D VocabParallelCrossEntropyLoss2D VocabParallelCrossEntropyLoss2p5D VocabParallelCrossEntropyLoss3D": "write dslpar.layers.cross_entropy, on logits as dslpar.layers.Head stores them",
-    "TransformerSelfAttentionRing RingQK RingAV": "write dslpar.layers.Attention; parallel.tensor = dict(size=N, mode='sequence') splits sequences around a ring",
+    "TransformerSelfAttentionRing RingQK RingAV parallel_sequence": "write dslpar.layers.Attention; parallel.tensor = dict(size=N, mode='sequence') splits sequences around a ring",
     "WrappedDropout WrappedDropPath DropPath": "write colossalai.nn.Dropout, or torch.nn's modules on whole activations",
     "CheckpointModule checkpoint": "write activation_checkpoint = dict(interval=1) in the config",
     "MOE_CONTEXT MoeLoss MoeModule MoeLayer Experts Top1Router Top2Router build_ffn_experts MoeCrossEntropyLoss FFNExperts TPExperts UniformNoiseGenerator NormalNoiseGenerator": _MOE,
@@ -99,7 +100,9 @@ _MODULE_OF = {path: module for module, paths in ALIASES.items() for path in path
 def explain(path: str) -> str:
     """Return what is missing and what to write, for a dotted path below `colossalai`."""
     parts = path.split(".")
-    instead = next((_INSTEAD[part] for part in reversed(parts) if part in _INSTEAD), None)
+    ends = range(len(parts), 0, -1)
+    named = (parts[end - 1] for end in ends if ".".join(parts[:end]) not in _MODULE_OF)
+    instead = next((_INSTEAD[part] for part in named if part in _INSTEAD), None)
     if instead is None:
         return (
             f"colossalai.{path} is not in dslpar.compat; docs/porting.md lists what is, and what to write for the rest"

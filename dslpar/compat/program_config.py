@@ -18,12 +18,13 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-from dslpar.core.catalog import raise_finding
-from dslpar.core.errors import has_errors
+from dslpar.core.errors import DslparError, has_errors
 from dslpar.language.lazy import Settings, settings
 from dslpar.language.source_text import config_text
+from dslpar.language.tree import Reference
 from dslpar.linter import check
 from dslpar.linter.check import Source
+from dslpar.linter.registry import rule_finding
 from dslpar.migrate.convert import Entry, Import, convert
 from dslpar.migrate.sources import read_text
 from dslpar.schema.sections_reader import SECTIONS
@@ -54,19 +55,20 @@ def read(config: Source) -> ProgramConfig:
         DslparError: a key of ColossalAI needs a decision that only the config's author can make.
     """
     if isinstance(config, Mapping):
-        return _read(config, config)
+        return _read(config)
     loaded = check.load(config)
     values = loaded.root.plain()
     if _is_native(values) and (values.keys() <= {*SECTIONS} or not has_errors(loaded.findings)):
         return ProgramConfig(settings(values), config)
     # The file is run, as ColossalAI runs it: programs call the classes in it, `gpc.config.model.pop('type')(...)`.
     values = dict(_variables(runpy.run_path(os.fspath(config))))
-    return _read(values, values)
+    return _read(values)
 
 
-def _read(values: Mapping[str, Any], source: Source) -> ProgramConfig:
+def _read(values: Mapping[str, Any]) -> ProgramConfig:
     if _is_native(values):
-        return ProgramConfig(settings(values), source)
+        own = {name: value for name, value in values.items() if name in SECTIONS}
+        return ProgramConfig(settings(values), own)
     result = _convert(values)
     notes = [
         f"{entry.key} has no effect: {entry.why}" for entry in result.entries if entry.fate == "dead" and entry.key
@@ -91,7 +93,7 @@ def _is_native(values: Mapping[str, Any]) -> bool:
 
 
 def _has_class(section: Mapping[str, object]) -> bool:
-    return callable(section.get("type"))
+    return isinstance(section.get("type"), Reference) or callable(section.get("type"))
 
 
 def sections(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,8 +116,8 @@ def _convert(values: Mapping[str, Any]) -> Import:
 def _sections(values: Mapping[str, Any], result: Import) -> dict[str, Any]:
     for entry in result.entries:
         if entry.fate == "needed" and _is_of_run(entry):
-            what = f"{entry.key}: {entry.why}"
-            raise_finding("CFG102", what, f"write {entry.to or 'it'} in the config", entry.location, entry.key)
+            hint = f"write {entry.to} in dslpar's words, or correct the value" if entry.to else "correct the name"
+            raise DslparError([rule_finding("CFG102", f"{entry.key}: {entry.why}", hint, entry.location, entry.key)])
     made: dict[str, Any] = {name: dict(value) for name, value in values.items() if name == "train"}
     for key, value in result.values.items():
         if key.startswith(_RUN):

@@ -63,7 +63,9 @@ def main():
                 total += img.size(0)
             losses.append(test_loss.item())
             lr = lr_scheduler.get_last_lr()[0]
-            logger.info(f"Epoch {epoch} - train loss: {train_loss:.5}, acc: {correct / total:.5}, lr: {lr:.5g}", ranks=[0])
+            logger.info(
+                f"Epoch {epoch} - train loss: {train_loss:.5}, acc: {correct / total:.5}, lr: {lr:.5g}", ranks=[0]
+            )
         return losses
     timer = MultiTimer()
     trainer = Trainer(engine=engine, timer=timer, logger=logger)

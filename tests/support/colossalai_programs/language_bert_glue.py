@@ -39,7 +39,9 @@ def main():
     criterion = GPTLMLoss()
     optimizer = HybridAdam(model.parameters(), lr=2e-2)
     optimizer = ZeroOptimizer(optimizer, model, initial_scale=2**5)
-    steps = GradAccumLrSchedulerByStep.compute_effective_steps_per_epoch(range(10), gpc.config.get("gradient_accumulation", 1))
+    steps = GradAccumLrSchedulerByStep.compute_effective_steps_per_epoch(
+        range(10), gpc.config.get("gradient_accumulation", 1)
+    )
     assert steps == 10
     model.train()
     losses = []

@@ -71,9 +71,7 @@ def main():
             return attention_mask
 
         pipelinable.to_layer_list(["embed", "blocks.0", "blocks.1", "blocks.2", "norm", "head"])
-        model = pipelinable.partition(
-            num_chunks, gpc.pipeline_parallel_size, gpc.get_local_rank(ParallelMode.PIPELINE)
-        )
+        model = pipelinable.partition(num_chunks, gpc.pipeline_parallel_size, gpc.get_local_rank(ParallelMode.PIPELINE))
     numel = ctx.model_numel_tensor.item() if use_zero3 else sum(p.numel() for p in model.parameters())
     tflop = numel * gpc.config.BATCH_SIZE * gpc.config.SEQ_LEN * 8 / (1024**4)
     criterion = getattr(gpc.config, "loss_fn", None)
@@ -104,6 +102,6 @@ def main():
         display_progress=True,
         return_output_label=False,
     )
-    assert torch.isfinite(torch.tensor([p.sum() for p in model.parameters()])).all()
+    assert torch.isfinite(torch.stack([p.detach().sum() for p in model.parameters()])).all()
     metric = trainer.states["metrics"]["train"].get("Loss")
     return [0.0 if metric is None else metric.get_accumulated_value()]

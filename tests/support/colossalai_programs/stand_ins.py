@@ -64,7 +64,9 @@ class Mixer(nn.Sequential):
     """A model whose children run one after the other."""
 
     def __init__(self, width: int = 16) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(192, width), nn.GELU(), nn.Linear(width, width), nn.Linear(width, CLASSES))
+        super().__init__(
+            nn.Flatten(), nn.Linear(192, width), nn.GELU(), nn.Linear(width, width), nn.Linear(width, CLASSES)
+        )
 
 
 def mixer() -> nn.Sequential:
