@@ -84,7 +84,7 @@ def local_piece(p: nn.Parameter) -> Tensor:
 
 
 def fill(p: nn.Parameter, full: Tensor, groups: Groups) -> None:
-    """Set a parameter, and its fp32 master, to this rank's piece of the full tensor; all ranks that hold it together."""
+    """Set a parameter, and its fp32 master, to this rank's piece of the full tensor; all its ranks call it together."""
     placement = placement_of(p)
     full = full.to(p.device)
     piece = full if placement is None else placement.cut(full, groups.coord)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, EnumMeta
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -56,7 +57,8 @@ class ParallelMode(Enum, metaclass=_Modes):
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes that the group spans."""
-        return self.value[1:]
+        _, *axes = self.value
+        return tuple(axes)
 
     @property
     def tensor_mode(self) -> str | None:
@@ -78,7 +80,7 @@ class GlobalContext:
 
     _run: Run | None = None
     _values: Settings | None = None
-    _source: Source = {}
+    _source: Source = MappingProxyType({})
     _overrides: tuple[str, ...] = ()
 
     def set_run(self, run: Run, config: ProgramConfig, overrides: Sequence[str]) -> None:

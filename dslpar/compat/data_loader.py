@@ -69,7 +69,9 @@ def get_dataloader(
     pipeline load the same samples. As in ColossalAI, `seed` is that of the loader's processes, and the order of samples
     does not depend on it.
     """
-    common = dict(drop_last=drop_last, pin_memory=pin_memory and torch.cuda.is_available(), num_workers=num_workers)
+    common: dict[str, Any] = dict(
+        drop_last=drop_last, pin_memory=pin_memory and torch.cuda.is_available(), num_workers=num_workers
+    )
     common |= dict(worker_init_fn=partial(_seed_worker, seed), **kwargs)
     if add_sampler and global_context.data_parallel_size > 1:
         return DataLoader(dataset, sampler=DataParallelSampler(dataset, shuffle), **common)

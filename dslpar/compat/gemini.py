@@ -7,9 +7,9 @@
     logits = model(input_ids, attention_mask)
     optimizer.backward(criterion(logits, labels)); optimizer.step()
 
-The engine is built when the optimizer is wrapped. Chunks, placement "auto" and margins have no effect: DeepSpeed decides
-how a tensor is sharded. A placement "cpu" offloads parameters and optimizer. On a device that computes in fp16, the
-model does, as in ColossalAI; elsewhere in fp32.
+The engine is built when the optimizer is wrapped. Chunks, placement "auto" and margins have no effect: DeepSpeed
+decides how a tensor is sharded. A placement "cpu" offloads parameters and optimizer. On a device that computes in fp16,
+the model does, as in ColossalAI; elsewhere in fp32.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class ColoInitContext(_InitContext):
     ) -> None:
         if default_dist_spec is not None:
             raise ValueError(
-                "ColoTensor's tensor parallelism is not here: write parallel = dict(tensor=dict(size=N, mode='1d')), and "
-                "layers of colossalai.nn, or a transformers class as the config's model"
+                "ColoTensor's tensor parallelism is not here: write parallel = dict(tensor=dict(size=N, mode='1d')), "
+                "and layers of colossalai.nn, or a transformers class as the config's model"
             )
         super().__init__()
 

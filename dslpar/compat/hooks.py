@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 from deepspeed.accelerator import get_accelerator
@@ -32,9 +32,6 @@ from dslpar.compat.metrics import (
 from dslpar.compat.ranks import is_dp_rank_0, is_no_pp_or_last_stage, is_tp_rank_0
 from dslpar.compat.timers import MultiTimer
 
-if TYPE_CHECKING:
-    from dslpar.compat.trainer import Trainer
-
 
 class BaseHook:
     """Base of hooks: each method is called at one point of a training or an evaluation, and does nothing here."""
@@ -42,46 +39,46 @@ class BaseHook:
     def __init__(self, priority: int) -> None:
         self.priority = priority
 
-    def after_hook_is_attached(self, trainer: Trainer) -> None:
+    def after_hook_is_attached(self, trainer: Any) -> None:
         """Called before anything else."""
 
-    def before_train(self, trainer: Trainer) -> None:
+    def before_train(self, trainer: Any) -> None:
         """Called before the first epoch."""
 
-    def after_train(self, trainer: Trainer) -> None:
+    def after_train(self, trainer: Any) -> None:
         """Called after the last epoch."""
 
-    def before_train_iter(self, trainer: Trainer) -> None:
+    def before_train_iter(self, trainer: Any) -> None:
         """Called before each training batch."""
 
-    def after_train_iter(self, trainer: Trainer, output: Any, label: Any, loss: Any) -> None:
+    def after_train_iter(self, trainer: Any, output: Any, label: Any, loss: Any) -> None:
         """Called after each training batch and its step."""
 
-    def before_train_epoch(self, trainer: Trainer) -> None:
+    def before_train_epoch(self, trainer: Any) -> None:
         """Called before each epoch."""
 
-    def after_train_epoch(self, trainer: Trainer) -> None:
+    def after_train_epoch(self, trainer: Any) -> None:
         """Called after each epoch."""
 
-    def before_test(self, trainer: Trainer) -> None:
+    def before_test(self, trainer: Any) -> None:
         """Called before each evaluation."""
 
-    def after_test(self, trainer: Trainer) -> None:
+    def after_test(self, trainer: Any) -> None:
         """Called after each evaluation."""
 
-    def before_test_epoch(self, trainer: Trainer) -> None:
+    def before_test_epoch(self, trainer: Any) -> None:
         """Called before each evaluation, after `before_test`."""
 
-    def after_test_epoch(self, trainer: Trainer) -> None:
+    def after_test_epoch(self, trainer: Any) -> None:
         """Called after each evaluation, before `after_test`."""
 
-    def before_test_iter(self, trainer: Trainer) -> None:
+    def before_test_iter(self, trainer: Any) -> None:
         """Called before each batch of an evaluation."""
 
-    def after_test_iter(self, trainer: Trainer, output: Any, label: Any, loss: Any) -> None:
+    def after_test_iter(self, trainer: Any, output: Any, label: Any, loss: Any) -> None:
         """Called after each batch of an evaluation."""
 
-    def init_runner_states(self, trainer: Trainer, key: str, val: Any) -> None:
+    def init_runner_states(self, trainer: Any, key: str, val: Any) -> None:
         """Set a state of the trainer, unless it has one of this name."""
         trainer.states.setdefault(key, val)
 
@@ -96,10 +93,10 @@ class MetricHook(BaseHook):
         super().__init__(priority)
         self._is_stage_to_compute = is_no_pp_or_last_stage()
 
-    def _check_metric_states_initialization(self, trainer: Trainer) -> None:
+    def _check_metric_states_initialization(self, trainer: Any) -> None:
         self.init_runner_states(trainer, "metrics", {"train": {}, "test": {}})
 
-    def _register(self, trainer: Trainer, name: str, train: Metric | None, test: Metric | None) -> None:
+    def _register(self, trainer: Any, name: str, train: Metric | None, test: Metric | None) -> None:
         self._check_metric_states_initialization(trainer)
         for mode, metric in (("train", train), ("test", test)):
             if metric is not None and self._is_stage_to_compute:
@@ -112,25 +109,25 @@ class LossHook(MetricHook):
     def __init__(self, priority: int = 0) -> None:
         super().__init__(priority)
 
-    def after_hook_is_attached(self, trainer: Trainer) -> None:
+    def after_hook_is_attached(self, trainer: Any) -> None:
         """Register "Loss"."""
         self.train_loss, self.test_loss = LossMetric(epoch_only=False), LossMetric(epoch_only=True)
         self._register(trainer, "Loss", self.train_loss, self.test_loss)
 
-    def before_train_epoch(self, trainer: Trainer) -> None:
+    def before_train_epoch(self, trainer: Any) -> None:
         """Begin anew."""
         self.train_loss.reset()
 
-    def after_train_iter(self, trainer: Trainer, logits: Any, label: Any, loss: Any) -> None:
+    def after_train_iter(self, trainer: Any, logits: Any, label: Any, loss: Any) -> None:
         """Count the loss."""
         if self._is_stage_to_compute:
             self.train_loss.update(loss)
 
-    def before_test_epoch(self, trainer: Trainer) -> None:
+    def before_test_epoch(self, trainer: Any) -> None:
         """Begin anew."""
         self.test_loss.reset()
 
-    def after_test_iter(self, trainer: Trainer, logits: Any, label: Any, loss: Any) -> None:
+    def after_test_iter(self, trainer: Any, logits: Any, label: Any, loss: Any) -> None:
         """Count the loss."""
         if self._is_stage_to_compute:
             self.test_loss.update(loss)
@@ -143,16 +140,16 @@ class AccuracyHook(MetricHook):
         super().__init__(priority)
         self.accuracy_func = accuracy_func
 
-    def after_hook_is_attached(self, trainer: Trainer) -> None:
+    def after_hook_is_attached(self, trainer: Any) -> None:
         """Register "Accuracy"."""
         self.metric = AccuracyMetric(epoch_only=True, accuracy_func=self.accuracy_func)
         self._register(trainer, "Accuracy", None, self.metric)
 
-    def before_test(self, trainer: Trainer) -> None:
+    def before_test(self, trainer: Any) -> None:
         """Begin anew."""
         self.metric.reset()
 
-    def after_test_iter(self, trainer: Trainer, logits: Any, targets: Any, *_: Any) -> None:
+    def after_test_iter(self, trainer: Any, logits: Any, targets: Any, *_: Any) -> None:
         """Count the predictions."""
         if self._is_stage_to_compute:
             self.metric.update(logits, targets, trainer.engine.schedule.batch_size)
@@ -167,7 +164,7 @@ class ThroughputHook(MetricHook):
         super().__init__(priority)
         self._arguments = (ignored_steps, tflop_per_step, use_local)
 
-    def after_hook_is_attached(self, trainer: Trainer) -> None:
+    def after_hook_is_attached(self, trainer: Any) -> None:
         """Register "Throughput"."""
         if trainer.timer is None:
             raise ValueError(
@@ -176,23 +173,23 @@ class ThroughputHook(MetricHook):
         self.metric = ThroughputMetric(True, *self._arguments)
         self._register(trainer, "Throughput", self.metric, self.metric)
 
-    def before_train_epoch(self, trainer: Trainer) -> None:
+    def before_train_epoch(self, trainer: Any) -> None:
         """Begin anew."""
         self.metric.reset()
 
-    def after_train_iter(self, trainer: Trainer, *_: Any) -> None:
+    def after_train_iter(self, trainer: Any, *_: Any) -> None:
         """Count the batch."""
         self._count(trainer, "Train-step")
 
-    def before_test(self, trainer: Trainer) -> None:
+    def before_test(self, trainer: Any) -> None:
         """Begin anew."""
         self.metric.reset()
 
-    def after_test_iter(self, trainer: Trainer, *_: Any) -> None:
+    def after_test_iter(self, trainer: Any, *_: Any) -> None:
         """Count the batch."""
         self._count(trainer, "Test-step")
 
-    def _count(self, trainer: Trainer, timer: str) -> None:
+    def _count(self, trainer: Any, timer: str) -> None:
         assert trainer.timer is not None
         self.metric.update(trainer.engine.schedule.batch_size, trainer.timer.get_timer(timer).get_elapsed_time())
 
@@ -204,18 +201,18 @@ class LRSchedulerHook(MetricHook):
         super().__init__(priority)
         self.lr_scheduler, self.by_epoch, self.store_lr_in_state = lr_scheduler, by_epoch, store_lr_in_state
 
-    def after_hook_is_attached(self, trainer: Trainer) -> None:
+    def after_hook_is_attached(self, trainer: Any) -> None:
         """Register "LR"."""
         self._check_metric_states_initialization(trainer)
         self.metric = LearningRateMetric(self.by_epoch, self.lr_scheduler.get_last_lr()[0])
         trainer.states["metrics"]["train"]["LR"] = self.metric
 
-    def after_train_epoch(self, trainer: Trainer) -> None:
+    def after_train_epoch(self, trainer: Any) -> None:
         """Step, if `by_epoch`."""
         if self.by_epoch:
             self._step()
 
-    def after_train_iter(self, trainer: Trainer, output: Any, label: Any, loss: Any) -> None:
+    def after_train_iter(self, trainer: Any, output: Any, label: Any, loss: Any) -> None:
         """Step, unless `by_epoch`."""
         if not self.by_epoch:
             self._step()
@@ -235,8 +232,8 @@ class LogByEpochHook(BaseHook):
         super().__init__(priority)
         self.logger, self._interval = logger, interval
 
-    def _is_epoch_to_log(self, trainer: Trainer) -> bool:
-        return trainer.cur_epoch % self._interval == 0
+    def _is_epoch_to_log(self, trainer: Any) -> bool:
+        return bool(trainer.cur_epoch % self._interval == 0)
 
 
 class LogMetricByStepHook(BaseHook):
@@ -245,15 +242,15 @@ class LogMetricByStepHook(BaseHook):
     def __init__(self, priority: int = 10) -> None:
         super().__init__(priority)
 
-    def after_train_iter(self, trainer: Trainer, *_: Any) -> None:
+    def after_train_iter(self, trainer: Any, *_: Any) -> None:
         """Read the metrics."""
         self._read(trainer, "train")
 
-    def after_test_iter(self, trainer: Trainer, *_: Any) -> None:
+    def after_test_iter(self, trainer: Any, *_: Any) -> None:
         """Read the metrics."""
         self._read(trainer, "test")
 
-    def _read(self, trainer: Trainer, mode: str) -> None:
+    def _read(self, trainer: Any, mode: str) -> None:
         metrics = trainer.states["metrics"][mode].items()
         trainer.states["step_metrics"] = {
             name.lower(): each.get_last_step_info()
@@ -270,15 +267,15 @@ class LogMetricByEpochHook(LogByEpochHook):
         super().__init__(logger, interval, priority)
         self._is_rank_to_log = _is_rank_to_log()
 
-    def after_train_epoch(self, trainer: Trainer) -> None:
+    def after_train_epoch(self, trainer: Any) -> None:
         """Log the training."""
         self._log(trainer, "train")
 
-    def after_test_epoch(self, trainer: Trainer) -> None:
+    def after_test_epoch(self, trainer: Any) -> None:
         """Log the evaluation."""
         self._log(trainer, "test")
 
-    def _log(self, trainer: Trainer, mode: str) -> None:
+    def _log(self, trainer: Any, mode: str) -> None:
         if self._is_epoch_to_log(trainer):
             # On every rank: values are sums over data ranks.
             values = {name: each.get_accumulated_value() for name, each in trainer.states["metrics"][mode].items()}
@@ -303,7 +300,7 @@ class LogTimingByEpochHook(LogByEpochHook):
         self._timer, self._log_eval, self._to_ignore = timer, log_eval, ignore_num_train_steps
         self._is_rank_to_log = _is_rank_to_log()
 
-    def after_train_epoch(self, trainer: Trainer) -> None:
+    def after_train_epoch(self, trainer: Any) -> None:
         """Log the training's times."""
         if self._is_epoch_to_log(trainer) and self._is_rank_to_log:
             if self._to_ignore:
@@ -312,7 +309,7 @@ class LogTimingByEpochHook(LogByEpochHook):
             steps = f"#steps/epoch = {trainer.steps_per_epoch}"
             self.logger.info(f"[Epoch {trainer.cur_epoch} / Train]: {self._times('Train')} | {steps}")
 
-    def after_test_epoch(self, trainer: Trainer) -> None:
+    def after_test_epoch(self, trainer: Any) -> None:
         """Log the evaluation's times."""
         if self._is_epoch_to_log(trainer) and self._is_rank_to_log and self._log_eval:
             self.logger.info(f"[Epoch {trainer.cur_epoch} / Test]: {self._times('Test')}")
@@ -341,20 +338,20 @@ class LogMemoryByEpochHook(LogByEpochHook):
         self._log_eval, self._report_cpu = log_eval, report_cpu
         self._is_rank_to_log = is_dp_rank_0() and is_tp_rank_0()
 
-    def before_train(self, trainer: Trainer) -> None:
+    def before_train(self, trainer: Any) -> None:
         """Log the memory before the training."""
         self._log(trainer, "Before-train")
 
-    def after_train_epoch(self, trainer: Trainer) -> None:
+    def after_train_epoch(self, trainer: Any) -> None:
         """Log the memory after an epoch."""
         self._log(trainer, f"[Epoch {trainer.cur_epoch} / Train]")
 
-    def after_test(self, trainer: Trainer) -> None:
+    def after_test(self, trainer: Any) -> None:
         """Log the memory after an evaluation."""
         if self._log_eval:
             self._log(trainer, f"[Epoch {trainer.cur_epoch} / Test]")
 
-    def _log(self, trainer: Trainer, when: str) -> None:
+    def _log(self, trainer: Any, when: str) -> None:
         if self._is_epoch_to_log(trainer) and self._is_rank_to_log:
             report_memory_usage(when, self.logger, self._report_cpu)
 
@@ -389,28 +386,28 @@ class TensorboardHook(BaseHook):
             folder = Path(log_dir, f"{parallel_mode}_rank_{rank}")
             self.writer = SummaryWriter(log_dir=str(folder), filename_suffix=f"_rank_{rank}")
 
-    def after_train_iter(self, trainer: Trainer, *_: Any) -> None:
+    def after_train_iter(self, trainer: Any, *_: Any) -> None:
         """Write the batch's metrics."""
         self._write(trainer, "train", of_epoch=False)
 
-    def after_train_epoch(self, trainer: Trainer) -> None:
+    def after_train_epoch(self, trainer: Any) -> None:
         """Write the epoch's metrics."""
         self._write(trainer, "train", of_epoch=True)
 
-    def after_test_iter(self, trainer: Trainer, *_: Any) -> None:
+    def after_test_iter(self, trainer: Any, *_: Any) -> None:
         """Write the batch's metrics."""
         self._write(trainer, "test", of_epoch=False)
 
-    def after_test_epoch(self, trainer: Trainer) -> None:
+    def after_test_epoch(self, trainer: Any) -> None:
         """Write the evaluation's metrics."""
         self._write(trainer, "test", of_epoch=True)
 
-    def after_train(self, trainer: Trainer) -> None:
+    def after_train(self, trainer: Any) -> None:
         """Write what is still in memory."""
         if self.writer is not None:
             self.writer.flush()
 
-    def _write(self, trainer: Trainer, mode: str, of_epoch: bool) -> None:
+    def _write(self, trainer: Any, mode: str, of_epoch: bool) -> None:
         for name, metric in trainer.states["metrics"][mode].items():
             if metric.epoch_only == of_epoch:
                 value = metric.get_accumulated_value() if of_epoch else metric.get_last_step_value()
@@ -447,17 +444,17 @@ class SaveCheckpointHook(BaseHook):
         )
         self.logger = get_dist_logger()
 
-    def after_train_iter(self, trainer: Trainer, output: Any, label: Any, loss: Any) -> None:
+    def after_train_iter(self, trainer: Any, output: Any, label: Any, loss: Any) -> None:
         """Save, if `save_by_iter`."""
         if self.save_by_iter and trainer.cur_step % self.interval == 0:
             self._save(trainer, f"iteration {trainer.cur_step}")
 
-    def after_train_epoch(self, trainer: Trainer) -> None:
+    def after_train_epoch(self, trainer: Any) -> None:
         """Save."""
         if not self.save_by_iter and trainer.cur_epoch % self.interval == 0:
             self._save(trainer, f"epoch {trainer.cur_epoch}")
 
-    def _save(self, trainer: Trainer, what: str) -> None:
+    def _save(self, trainer: Any, what: str) -> None:
         save_checkpoint(self.checkpoint_dir, trainer.cur_epoch, self.model or trainer.engine.model)
         self.logger.info(f"checkpoint for {what} is saved to {self.checkpoint_dir}", ranks=[0])
 

@@ -152,10 +152,9 @@ class _DensePositions(nn.Module):
 class CrossEntropyLoss(nn.CrossEntropyLoss):
     """torch's, on the whole logits of `Classifier`; `reduction` False is 'none', as in ColossalAI."""
 
-    def __init__(self, reduction: bool | str = True, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(reduction, str):
-            reduction = "mean" if reduction else "none"
-        super().__init__(*args, reduction=reduction, **kwargs)
+    def __init__(self, reduction: bool | str = True, **kwargs: Any) -> None:
+        named = reduction if isinstance(reduction, str) else "mean" if reduction else "none"
+        super().__init__(reduction=named, **kwargs)
 
 
 def partition_batch(input_: Any) -> Any:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -27,7 +28,7 @@ class LinearWarmupLR(LRScheduler):
         self.total_steps, self.warmup_steps = total_steps, warmup_steps
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
         """Return the learning rate of each parameter group."""
         if self.last_epoch < self.warmup_steps:
             share = (self.last_epoch + 1) / (self.warmup_steps + 1)
@@ -56,7 +57,7 @@ class _Phases(LRScheduler):
         self.warmup_steps, self.flat_steps, self.curve, self.floor = warmup_steps, flat_steps, curve, floor
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
         """Return the learning rate of each parameter group."""
         step = self.last_epoch
         if step < self.warmup_steps:

@@ -1,7 +1,7 @@
 """Names of ColossalAI that are not here, each with what to write instead.
 
     >>> explain("nn.Matmul_AB_2D")
-    "colossalai.nn.Matmul_AB_2D is not in dslpar.compat: write dslpar.layers.Linear, whose products are cut in every mode"
+    'colossalai.nn.Matmul_AB_2D is not in dslpar.compat: write dslpar.layers.Linear, cut alike in every mode'
 
 A module of `dslpar.compat.colossalai` takes `__getattr__ = names_of(__name__)`, which raises ImportError with this
 text. As in scikit-learn, it is no AttributeError: Python replaces the text of that one in `from module import name`.
@@ -21,7 +21,7 @@ from dslpar.core.suggest import did_you_mean
 
 PACKAGE = "dslpar.compat.colossalai"
 _LAYERS = "dslpar.layers has tensor-parallel layers for every mode; layers/README.md lists them by ColossalAI's names"
-_PRODUCT = "write dslpar.layers.Linear, whose products are cut in every mode"
+_PRODUCT = "write dslpar.layers.Linear, cut alike in every mode"
 _COLLECTIVE = (
     "write dslpar.layers.to_residual, from_residual, to_inner or from_inner; or torch.distributed with gpc.get_group"
 )
@@ -36,45 +36,153 @@ _MOE = (
 )
 _CHUNKS = "leave it out: DeepSpeed's ZeRO 3 decides how tensors are sharded and moved"
 
-MISSING = {
-    "Matmul_AB_2D Matmul_ABT_2D Matmul_ATB_2D Matmul_AB_2p5D Matmul_ABT_2p5D Matmul_ATB_2p5D": _PRODUCT,
-    "Matmul_AB_3D Matmul_ABT_3D Matmul_ATB_3D linear_3d classifier_2d classifier_2p5d classifier_3d": _PRODUCT,
-    "parallel_1d parallel_2d parallel_2p5d parallel_3d vanilla wrapper": _LAYERS,
-    "add_bias_2d add_bias_2p5d Add_Bias_2p5D layernorm_2d layernorm_2p5d layernorm_3d": _LAYERS,
-    "split_batch_2d split_batch_2p5d split_batch_3d reduce_by_batch_2d reduce_by_batch_2p5d reduce_by_batch_3d": _COLLECTIVE,
-    "split_tensor_2p5d split_tensor_3d all_gather_tensor_2d all_gather_tensor_2p5d all_gather_tensor_3d": _COLLECTIVE,
-    "reduce_scatter_tensor_2d reduce_scatter_tensor_2p5d reduce_scatter_tensor_3d reduce_tensor_2p5d": _COLLECTIVE,
-    "gather_forward_split_backward split_forward_gather_backward reduce_input reduce_grad": _COLLECTIVE,
-    "communication": _COLLECTIVE,
-    "VocabParallelEmbedding1D VocabParallelEmbedding2D VocabParallelEmbedding2p5D VocabParallelEmbedding3D": "write colossalai.nn.Embedding, whose rows are always split",
-    "VocabParallelClassifier1D VocabParallelClassifier2D VocabParallelClassifier2p5D VocabParallelClassifier3D": "write dslpar.layers.Head with dslpar.layers.cross_entropy",
-    "VocabParallelCrossEntropyLoss1D VocabParallelCrossEntropyLoss2D VocabParallelCrossEntropyLoss2p5D VocabParallelCrossEntropyLoss3D": "write dslpar.layers.cross_entropy, on logits as dslpar.layers.Head stores them",
-    "TransformerSelfAttentionRing RingQK RingAV parallel_sequence": "write dslpar.layers.Attention; parallel.tensor = dict(size=N, mode='sequence') splits sequences around a ring",
-    "WrappedDropout WrappedDropPath DropPath": "write colossalai.nn.Dropout, or torch.nn's modules on whole activations",
-    "CheckpointModule checkpoint": "write activation_checkpoint = dict(interval=1) in the config",
-    "MOE_CONTEXT MoeLoss MoeModule MoeLayer Experts Top1Router Top2Router build_ffn_experts MoeCrossEntropyLoss FFNExperts TPExperts UniformNoiseGenerator NormalNoiseGenerator": _MOE,
-    "ColoTensor ColoParameter ShardSpec ReplicaSpec ComputeSpec ComputePattern TensorSpec ParallelAction DistSpecManager distspec ColoTensorSpec DistSpec init_colo_module _ops": _COLO_TENSOR,
-    "ColoDDP": "leave it out: colossalai.initialize averages gradients over replicas",
-    "auto_parallel fx device": _SEARCH,
-    "booster Booster cluster DistCoordinator lazy LazyInitContext shardformer interface inference autochunk cli": _LATER,
-    "kernel": "write torch.nn's modules: DeepSpeed and torch choose kernels",
-    "legacy": "leave `legacy` out: colossalai.legacy.core is dslpar.compat.colossalai.core",
-    "StatefulTensorMgr StatefulTensor BaseOpHook ophooks memory_tracer search_chunk_configuration": _CHUNKS,
-    "FusedLAMB": "write colossalai.nn.optimizer.Lamb",
-    "NVMeOptimizer": "write zero = dict(offload_optimizer=dict(device='nvme', nvme_path='...')) in the config",
-    "ShardedModel": "write ShardedModelV2",
-    "CommunicationProfiler PcieProfiler MemProfiler ProfilerContext profiler": "write train = dict(profile=...), or torch.profiler",
-    "rpc PipelineEngineBase FillDrainPipelineEngine OneFOneBPipelineEngine ChimeraPipelineEngine PipelineModel": "write parallel = dict(pipeline=N) in the config, PipelinableContext and engine.execute_schedule",
-    "HOOKS DATASETS OPTIMIZERS LOSSES LR_SCHEDULERS OPHOOKS DATA_SAMPLERS TOPOLOGIES": "write the class itself; dslpar.MODELS, LAYERS and GRADIENT_HANDLER register names",
-    "clip_grad_norm_fp32 count_zeros_fp32 copy_tensor_parallel_attributes param_is_not_tensor_parallel_duplicate": "write clip_grad_norm in the config; engine.grad_norm has the norm of the last step",
-    "convert_to_apex_amp convert_to_naive_amp convert_to_torch_amp convert_to_amp": "write fp16 = dict(mode=AMP_TYPE.NAIVE) in the config",
-    "convert_to_zero_v2": "write zero = dict(model_config=..., optimizer_config=...) in the config",
-    "TensorDetector MemTracerOpHook": "`dslpar show CONFIG` forecasts memory; the log has that of the first step",
-    "testing": "it belongs to ColossalAI's own tests: write pytest's parametrize",
-    "ProcessGroupInitializer Initializer_Data ParallelContext": "colossalai.launch makes all groups: gpc.get_group(ParallelMode.DATA)",
-}  # fmt: skip
-"""Names, or modules, separated by spaces -> what to write."""
-_INSTEAD = {name: instead for names, instead in MISSING.items() for name in names.split()}
+MISSING = (
+    (
+        "Matmul_AB_2D Matmul_ABT_2D Matmul_ATB_2D Matmul_AB_2p5D Matmul_ABT_2p5D Matmul_ATB_2p5D",
+        _PRODUCT,
+    ),
+    (
+        "Matmul_AB_3D Matmul_ABT_3D Matmul_ATB_3D linear_3d classifier_2d classifier_2p5d classifier_3d",
+        _PRODUCT,
+    ),
+    (
+        "parallel_1d parallel_2d parallel_2p5d parallel_3d vanilla wrapper",
+        _LAYERS,
+    ),
+    (
+        "add_bias_2d add_bias_2p5d Add_Bias_2p5D layernorm_2d layernorm_2p5d layernorm_3d",
+        _LAYERS,
+    ),
+    (
+        "split_batch_2d split_batch_2p5d split_batch_3d reduce_by_batch_2d reduce_by_batch_2p5d reduce_by_batch_3d",
+        _COLLECTIVE,
+    ),
+    (
+        "split_tensor_2p5d split_tensor_3d all_gather_tensor_2d all_gather_tensor_2p5d all_gather_tensor_3d",
+        _COLLECTIVE,
+    ),
+    (
+        "reduce_scatter_tensor_2d reduce_scatter_tensor_2p5d reduce_scatter_tensor_3d reduce_tensor_2p5d",
+        _COLLECTIVE,
+    ),
+    (
+        "gather_forward_split_backward split_forward_gather_backward reduce_input reduce_grad",
+        _COLLECTIVE,
+    ),
+    (
+        "communication",
+        _COLLECTIVE,
+    ),
+    (
+        "VocabParallelEmbedding1D VocabParallelEmbedding2D VocabParallelEmbedding2p5D VocabParallelEmbedding3D",
+        "write colossalai.nn.Embedding, whose rows are always split",
+    ),
+    (
+        "VocabParallelClassifier1D VocabParallelClassifier2D VocabParallelClassifier2p5D VocabParallelClassifier3D",
+        "write dslpar.layers.Head with dslpar.layers.cross_entropy",
+    ),
+    (
+        "VocabParallelCrossEntropyLoss1D VocabParallelCrossEntropyLoss2D VocabParallelCrossEntropyLoss2p5D "
+        "VocabParallelCrossEntropyLoss3D",
+        "write dslpar.layers.cross_entropy, on logits as dslpar.layers.Head stores them",
+    ),
+    (
+        "TransformerSelfAttentionRing RingQK RingAV parallel_sequence",
+        "write dslpar.layers.Attention; parallel.tensor = dict(size=N, mode='sequence') splits sequences around a ring",
+    ),
+    (
+        "WrappedDropout WrappedDropPath DropPath",
+        "write colossalai.nn.Dropout, or torch.nn's modules on whole activations",
+    ),
+    (
+        "CheckpointModule checkpoint",
+        "write activation_checkpoint = dict(interval=1) in the config",
+    ),
+    (
+        "MOE_CONTEXT MoeLoss MoeModule MoeLayer Experts Top1Router Top2Router build_ffn_experts "
+        "MoeCrossEntropyLoss FFNExperts TPExperts UniformNoiseGenerator NormalNoiseGenerator",
+        _MOE,
+    ),
+    (
+        "ColoTensor ColoParameter ShardSpec ReplicaSpec ComputeSpec ComputePattern TensorSpec ParallelAction "
+        "DistSpecManager distspec ColoTensorSpec DistSpec init_colo_module _ops",
+        _COLO_TENSOR,
+    ),
+    (
+        "ColoDDP",
+        "leave it out: colossalai.initialize averages gradients over replicas",
+    ),
+    (
+        "auto_parallel fx device",
+        _SEARCH,
+    ),
+    (
+        "booster Booster cluster DistCoordinator lazy LazyInitContext shardformer interface inference autochunk cli",
+        _LATER,
+    ),
+    (
+        "kernel",
+        "write torch.nn's modules: DeepSpeed and torch choose kernels",
+    ),
+    (
+        "legacy",
+        "leave `legacy` out: colossalai.legacy.core is dslpar.compat.colossalai.core",
+    ),
+    (
+        "StatefulTensorMgr StatefulTensor BaseOpHook ophooks memory_tracer search_chunk_configuration",
+        _CHUNKS,
+    ),
+    (
+        "FusedLAMB",
+        "write colossalai.nn.optimizer.Lamb",
+    ),
+    (
+        "NVMeOptimizer",
+        "write zero = dict(offload_optimizer=dict(device='nvme', nvme_path='...')) in the config",
+    ),
+    (
+        "ShardedModel",
+        "write ShardedModelV2",
+    ),
+    (
+        "CommunicationProfiler PcieProfiler MemProfiler ProfilerContext profiler",
+        "write train = dict(profile=...), or torch.profiler",
+    ),
+    (
+        "rpc PipelineEngineBase FillDrainPipelineEngine OneFOneBPipelineEngine ChimeraPipelineEngine PipelineModel",
+        "write parallel = dict(pipeline=N) in the config, PipelinableContext and engine.execute_schedule",
+    ),
+    (
+        "HOOKS DATASETS OPTIMIZERS LOSSES LR_SCHEDULERS OPHOOKS DATA_SAMPLERS TOPOLOGIES",
+        "write the class itself; dslpar.MODELS, LAYERS and GRADIENT_HANDLER register names",
+    ),
+    (
+        "clip_grad_norm_fp32 count_zeros_fp32 copy_tensor_parallel_attributes param_is_not_tensor_parallel_duplicate",
+        "write clip_grad_norm in the config; engine.grad_norm has the norm of the last step",
+    ),
+    (
+        "convert_to_apex_amp convert_to_naive_amp convert_to_torch_amp convert_to_amp",
+        "write fp16 = dict(mode=AMP_TYPE.NAIVE) in the config",
+    ),
+    (
+        "convert_to_zero_v2",
+        "write zero = dict(model_config=..., optimizer_config=...) in the config",
+    ),
+    (
+        "TensorDetector MemTracerOpHook",
+        "`dslpar show CONFIG` forecasts memory; the log has that of the first step",
+    ),
+    (
+        "testing",
+        "it belongs to ColossalAI's own tests: write pytest's parametrize",
+    ),
+    (
+        "ProcessGroupInitializer Initializer_Data ParallelContext",
+        "colossalai.launch makes all groups: gpc.get_group(ParallelMode.DATA)",
+    ),
+)
+"""(Names of ColossalAI's classes, functions and modules; what to write)."""
+_INSTEAD = {name: instead for names, instead in MISSING for name in names.split()}
 
 ALIASES = {
     "colossalai.amp": "amp.amp_type",

@@ -46,7 +46,8 @@ class HybridAdam(AdamW):
             raise ValueError("torch's Adam always corrects its bias: leave bias_correction=False out")
         if nvme_offload_fraction:
             raise ValueError(
-                "write zero = dict(offload_optimizer=dict(device='nvme', ...)) in the config, and leave out nvme_offload_fraction"
+                "leave nvme_offload_fraction out, and write zero = dict(offload_optimizer=dict(device='nvme', "
+                "nvme_path='...')) in the config"
             )
         super().__init__(model_params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 

@@ -81,7 +81,7 @@ class PipelinableContext:
             if isinstance(element, str):
                 if element == "SPLIT_NODE":
                     raise ValueError(
-                        "SPLIT_NODE is not here: write parallel = dict(pipeline=dict(counts=[...])), the layers of each stage"
+                        "leave SPLIT_NODE out, and write parallel = dict(pipeline=dict(counts=[...])), layers by stage"
                     )
                 if element not in modules:
                     raise ValueError(f"the model has no module {element!r}")
@@ -101,7 +101,7 @@ class PipelinableContext:
             raise ValueError("pass gpc.pipeline_parallel_size and gpc.get_local_rank(ParallelMode.PIPELINE)")
         if self.policy not in _METHODS:
             raise ValueError(
-                f"unknown policy {self.policy!r}: 'balanced' or 'uniform'; or parallel = dict(pipeline=dict(counts=[...]))"
+                f"policy {self.policy!r}: write 'balanced', 'uniform', or parallel = dict(pipeline=dict(counts=[...]))"
             )
         layers = nn.Sequential()
         for name, module in self._layers:

@@ -31,8 +31,10 @@ from dslpar.schema.sections_reader import SECTIONS
 
 _OF_THE_PROGRAM = ("model", "optimizer", "lr_scheduler", "data")
 """Sections whose contents a ColossalAI program builds itself."""
-_RUN = ("parallel", "precision", "zero", "schedule", "batch.accumulation", "train.clip_grad_norm", "train.seed")
-_RUN = (*_RUN, "gradient_handler", "activation_checkpoint", "deepspeed")
+_RUN = (
+    *("parallel", "precision", "zero", "schedule", "batch.accumulation", "train.clip_grad_norm", "train.seed"),
+    *("gradient_handler", "activation_checkpoint", "deepspeed"),
+)
 """What the keys of a ColossalAI config decide in a program's run, by dslpar's key."""
 _READ_BY_COLOSSALAI = ("NUM_MICRO_BATCHES",)
 

@@ -39,7 +39,14 @@ class Schedule(Protocol):
     batch_size: int
     """Samples in the batch that it read last, on this data rank."""
 
-    def forward_backward_step(self, engine: Any, data_iter: Any, **kwargs: Any) -> OutputLabelLoss:
+    def forward_backward_step(
+        self,
+        engine: Any,
+        data_iter: Any,
+        forward_only: bool = False,
+        return_loss: bool = True,
+        return_output_label: bool = True,
+    ) -> OutputLabelLoss:
         """Run the next batch."""
         ...
 

@@ -68,7 +68,8 @@ def _stepping_class(cls: type[Optimizer]) -> type[Optimizer]:
 
 
 def _step_of(cls: Any) -> Callable[..., Any]:
-    return inspect.unwrap(cls.step)
+    step: Callable[..., Any] = inspect.unwrap(cls.step)
+    return step
 
 
 def _keep_local_parameters(optimizer: Optimizer, module: nn.Module) -> Optimizer:

@@ -1,4 +1,4 @@
-"""features/amp/train.py: a loop over the engine, or a Trainer with --use_trainer; fp16 in the config where there is any."""
+"""features/amp/train.py: a loop over the engine, or a Trainer with --use_trainer."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""image/mlpmixer/train_data.py: a Trainer whose scheduler steps each batch; names from `colossalai.builder import *`."""
+"""image/mlpmixer/train_data.py: a Trainer whose scheduler steps each batch; `import *`."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""language/bert/hybrid_parallel: batches are dicts; a schedule splits them into inputs and labels, and a Trainer runs it."""
+"""language/bert/hybrid_parallel: a schedule splits batches, which are dicts, for a Trainer."""
 
 import colossalai
 import colossalai.nn as col_nn

@@ -1,4 +1,4 @@
-"""language/knowledge_graph_embedding/train.py: a model with two modes of call, a loss of several values, own checkpoints."""
+"""language/knowledge_graph_embedding/train.py: two modes of call, a loss of three values."""
 
 import colossalai
 import torch

@@ -83,6 +83,9 @@ def test_no_name_is_both_here_and_missing() -> None:
 
 
 def test_the_finder_leaves_other_packages_alone() -> None:
-    code = "import dslpar.compat.colossalai, importlib.util as u; print(u.find_spec('dslpar.compat.nothing'), u.find_spec('x_y'))"
+    code = (
+        "import dslpar.compat.colossalai\nfrom importlib.util import find_spec\n"
+        "print(find_spec('dslpar.compat.nothing'), find_spec('x_y'))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "None None"

@@ -44,8 +44,8 @@ def test_sections_of_a_dict(values: dict[str, Any], sections: dict[str, Any]) ->
 
 def test_a_file_is_run_where_the_program_needs_its_objects(tmp_path: Path) -> None:
     (tmp_path / "config.py").write_text(
-        "from pathlib import Path\nfrom torch.nn import Linear\nmodel = dict(type=Linear, in_features=2, out_features=3)\n"
-        "OUTPUT = Path('x')\n"
+        "from pathlib import Path\nfrom torch.nn import Linear\n"
+        "model = dict(type=Linear, in_features=2, out_features=3)\nOUTPUT = Path('x')\n"
     )
     config = read(str(tmp_path / "config.py"))
     assert config.values.model.pop("type")(**config.values.model).out_features == 3
