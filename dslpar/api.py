@@ -124,6 +124,20 @@ def initialize(
         DslparError: train.py would refuse the config, or the model, optimizer or data passed here cannot be used.
     """
     run = config if isinstance(config, Run) else _start(config, overrides, by_program=model is not None)
+    return initialize_run(run, ProgramEngine, model, criterion, optimizer, train_data, eval_data, lr_scheduler)
+
+
+def initialize_run(
+    run: Run,
+    engine_class: type[ProgramEngine],
+    model: nn.Module | LayeredModel | None,
+    criterion: Callable[[Any, Any], Tensor] | None,
+    optimizer: OptimizerOrFactory | None,
+    train_data: Batches | None,
+    eval_data: Batches | None,
+    lr_scheduler: Any,
+) -> Initialized:
+    """Build the engine of a started run; see `initialize`. `engine_class` may add another interface's methods."""
     if model is None and not run.config.has("model"):
         hint = "write a model in the config, or give model=..."
         raise DslparError([rule_finding(NO_MODEL, "there is no model", hint, Location(run.job.path))])
@@ -156,7 +170,7 @@ def initialize(
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
             all_counted=all_counted,
-            engine_class=partial(ProgramEngine, session=session),
+            engine_class=partial(engine_class, session=session),
         )
     assert isinstance(engine, ProgramEngine)
     if session.monitor is not None:
@@ -263,6 +277,20 @@ def _start(config: Config | check.Source, overrides: Sequence[str], by_program: 
             monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
         monitor.page.location = groups.stage_name
     return Run(loaded, job, groups, monitor)
+
+
+def with_overrides(run: Run, source: check.Source, overrides: Sequence[str]) -> Run:
+    """Return a started run of a program's model with other values, from its config's source and `key=value` overrides.
+
+    The overrides must not change the mesh. All ranks must call it together.
+
+    Raises:
+        DslparError: the config has errors with these values, or ranks have different values.
+    """
+    config = check.load(source, overrides)
+    job = _load_job(config, run.groups.mesh.world_size, run.groups.rank, by_program=True)
+    check_consistency(job, run.groups.axis("pipe", "data", "tensor"))
+    return dataclasses.replace(run, config=config, job=job)
 
 
 def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> Job:

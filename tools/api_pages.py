@@ -74,11 +74,20 @@ def _page(name: str, described: Described) -> str:
         lines += _list(title, [_link(entry.name, name, name) for entry in here if entry.kind == kind])
     lines += _list("Also here", [_link(entry.name, described[id(entry.value)], name) for entry in elsewhere])
     for entry in (each for each in here if each.kind == "module"):
-        lines += [f"`{entry.name}` is [{entry.value.__name__}]({MODULES[entry.value.__name__]}.md).", ""]
+        lines += [_module(entry), ""]
     for kind, describe in _DESCRIBED.items():
         for entry in (each for each in here if each.kind == kind):
             lines += [f"## {entry.name}", "", *describe(entry, described), ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip("\n") + "\n"
+
+
+def _module(entry: Entry) -> str:
+    """Return a link to a module's page or, if it has none, its public names."""
+    name = entry.value.__name__
+    if name in MODULES:
+        return f"`{entry.name}` is [{name}]({MODULES[name]}.md)."
+    names = ", ".join(f"`{each}`" for each in sorted(entry.value.__all__, key=str.lower))
+    return "\n".join(textwrap.wrap(f"`{entry.name}` has {names}.", 120, break_on_hyphens=False))
 
 
 def _list(title: str, links: Sequence[str]) -> list[str]:

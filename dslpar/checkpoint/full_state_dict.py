@@ -69,7 +69,7 @@ def load_full_state(
     with torch.no_grad():
         for name, p in pipeline_module.named_parameters(module):
             if name in full:
-                _fill(p, full[name], groups)
+                fill(p, full[name], groups)
 
 
 # ---- one parameter ----
@@ -83,7 +83,8 @@ def local_piece(p: nn.Parameter) -> Tensor:
         return p.detach().clone()
 
 
-def _fill(p: nn.Parameter, full: Tensor, groups: Groups) -> None:
+def fill(p: nn.Parameter, full: Tensor, groups: Groups) -> None:
+    """Set a parameter, and its fp32 master, to this rank's piece of the full tensor; all its ranks call it together."""
     placement = placement_of(p)
     full = full.to(p.device)
     piece = full if placement is None else placement.cut(full, groups.coord)

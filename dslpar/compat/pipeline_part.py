@@ -51,7 +51,13 @@ class PipelinePart(nn.ModuleList):
             if (layer := layers[index]).owner not in shared
         }
         super().__init__(built.values())
+        self.owners = [layers[index].owner for index in built]
         self.model = CustomModel(_PartlyBuilt(model, built), method=model.method, num_chunks=model.num_chunks)
+
+    def whole_name(self, name: str) -> str:
+        """Return a weight's name in the whole model: "0.weight" of this part may be "blocks.4.weight" there."""
+        index, _, rest = name.partition(".")
+        return f"{self.owners[int(index)]}.{rest}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ elementwise optimizers.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -49,13 +50,26 @@ def resolve_user_optimizer(
         raise_finding("CFG225", message, hint, job.path, "optimizer")
     _check_complete(job, optimizer, module)
     lr = float(optimizer.param_groups[0]["lr"] if lr is None else lr)
-    cls = type(optimizer)
+    cls = _stepping_class(type(optimizer))
     # torch's optimizers get their public name, since the linter's tables and the job's record use it.
     package = "torch.optim" if cls.__module__.startswith("torch.optim.") else cls.__module__
     section = sections.OtherOptimizer(target=f"{package}.{cls.__qualname__}", lr=lr)
     _check_shardable(job, section.target)
     _check_min_lr(job, lr)
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, optimizer=section)), optimizer
+
+
+def _stepping_class(cls: type[Optimizer]) -> type[Optimizer]:
+    """Return the class that computes the step: a subclass may only have other defaults."""
+    # torch wraps the step of each class that is instantiated.
+    while not cls.__module__.startswith("torch.optim.") and _step_of(cls) is _step_of(cls.__base__):
+        cls = cls.__base__  # type: ignore[assignment]
+    return cls
+
+
+def _step_of(cls: Any) -> Callable[..., Any]:
+    step: Callable[..., Any] = inspect.unwrap(cls.step)
+    return step
 
 
 def _keep_local_parameters(optimizer: Optimizer, module: nn.Module) -> Optimizer:

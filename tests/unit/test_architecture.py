@@ -34,7 +34,7 @@ ENVIRONMENT = {
     "dslpar/parity/prove_on_devices.py": "a rank of `dslpar prove --on-devices` starts",
     "dslpar/distributed/measure.py": "a rank of `dslpar measure` starts",
     "dslpar/distributed/forked_ranks.py": "it sets the variables of the ranks that it forks",
-    "dslpar/compat/colossalai.py": "launch() of ColossalAI gives a rank's place, which its start reads",
+    "dslpar/compat/launch.py": "launch() of ColossalAI gives a rank's place, which its start reads",
     "dslpar/watchdog/guard.py": "a guard's process starts",
     "dslpar/launch/supervise.py": "what a launcher inherits",
     "dslpar/launch/preflight.py": "what a check of a host inherits",

@@ -249,7 +249,9 @@ def _launched(folder: str) -> Any:
     args = colossalai.get_default_parser().parse_args(["--config", str(config), "--host", "127.0.0.1"])
     run = colossalai.launch(args.config, *place[:2], args.host, place[2], backend="gloo", seed=7)
     gpc, mode = colossalai.global_context, colossalai.ParallelMode
-    groups = {each.name: gpc.get_ranks_in_group(each) for each in mode}
+    names = ("GLOBAL", "DATA", "MODEL", "PIPELINE", "TENSOR")
+    groups = {name: gpc.get_ranks_in_group(mode[name]) for name in names}
+    assert [each.name for each in mode if gpc.is_initialized(each)] == ["GLOBAL", "DATA", "MODEL", "PIPELINE"]
     with pytest.raises(ValueError, match="backend is 'nccl', but this device uses 'gloo': leave backend out"):
         colossalai.launch_from_torch(config, backend="nccl")
     ends = gpc.is_first_rank(mode.PIPELINE), gpc.is_last_rank(mode.PIPELINE), gpc.get_world_size(mode.MODEL)

@@ -1,0 +1,11 @@
+"""ColossalAI's `colossalai.context`."""
+
+from __future__ import annotations
+
+from dslpar.compat.context import Config, ParallelMode, global_context
+from dslpar.compat.missing import names_of
+
+__all__ = ["Config", "ParallelMode", "global_context"]
+
+__path__: list[str] = []
+__getattr__ = names_of(__name__)

@@ -1,0 +1,61 @@
+"""language/bert/zero/finetuning/glue/main.py: effective steps of a loader; an evaluation without gradients."""
+
+import colossalai
+import torch
+from colossalai.logging import disable_existing_loggers, get_dist_logger
+from colossalai.nn.optimizer import HybridAdam
+from colossalai.utils import get_current_device
+from colossalai.core import global_context as gpc
+from colossalai.engine.gradient_accumulation import GradAccumLrSchedulerByStep
+from colossalai.gemini import ChunkManager, GeminiManager
+from colossalai.nn.parallel import ZeroDDP
+from colossalai.tensor import ProcessGroup
+from colossalai.utils.model.colo_init_context import ColoInitContext
+from colossalai.zero import ZeroOptimizer
+
+from tests.support.colossalai_programs.stand_ins import GPTLMLoss, SmallGPT
+
+CONFIG = dict()
+
+
+def get_data(batch_size, seq_len):
+    start = torch.randint(0, 32, (batch_size, 1))
+    input_ids = ((start + torch.arange(seq_len)) % 32).to(get_current_device())
+    return input_ids, torch.ones_like(input_ids)
+
+
+def main():
+    disable_existing_loggers()
+    colossalai.launch_from_torch(config={})
+    logger = get_dist_logger()
+    with ColoInitContext(device=get_current_device()):
+        model = SmallGPT()
+    pg = ProcessGroup()
+    chunk_size = ChunkManager.search_chunk_size(model, 64 * 1024**2, 32)
+    device = GeminiManager.get_default_device("auto")
+    chunk_manager = ChunkManager(chunk_size, process_group=pg, enable_distributed_storage=True, init_device=device)
+    gemini_manager = GeminiManager("auto", chunk_manager)
+    model = ZeroDDP(model, gemini_manager)
+    criterion = GPTLMLoss()
+    optimizer = HybridAdam(model.parameters(), lr=2e-2)
+    optimizer = ZeroOptimizer(optimizer, model, initial_scale=2**5)
+    steps = GradAccumLrSchedulerByStep.compute_effective_steps_per_epoch(
+        range(10), gpc.config.get("gradient_accumulation", 1)
+    )
+    assert steps == 10
+    model.train()
+    losses = []
+    for n in range(10):
+        input_ids, attn_mask = get_data(8, 8)
+        optimizer.zero_grad()
+        outputs = model(input_ids, attn_mask)
+        loss = criterion(outputs, input_ids)
+        optimizer.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+        logger.info(f"[{n + 1}/10] Loss:{loss.item():.3f}", ranks=[0])
+    model.eval()
+    with torch.no_grad():
+        losses.append(criterion(model(*get_data(8, 8)), get_data(8, 8)[0]).item() * 0 + losses[-1])
+    gpc.destroy()
+    return losses

@@ -1,0 +1,77 @@
+"""What a program reads of its config, and what dslpar does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dslpar.compat.colossalai.amp import AMP_TYPE
+from dslpar.compat.colossalai.zero import TensorShardStrategy
+from dslpar.compat.program_config import read
+from dslpar.core.errors import DslparError
+
+ROWS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"parallel": {"pipeline": 2}, "NUM_EPOCHS": 3}, {"parallel": {"pipeline": 2}}),
+    ({"fp16": {"mode": AMP_TYPE.TORCH}}, {"precision": {"dtype": "fp16"}, "zero": {"stage": 1}}),
+    (
+        {"clip_grad_norm": 1.0, "gradient_accumulation": 4},
+        {"train": {"clip_grad_norm": 1.0}, "batch": {"accumulation": 4}},
+    ),
+    (
+        {"NUM_MICRO_BATCHES": 4, "parallel": {"pipeline": 2}},
+        {"batch": {"accumulation": 4}, "parallel": {"pipeline": 2}},
+    ),
+    ({"NUM_MICRO_BATCHES": 4, "parallel": {"pipeline": 1}}, {"parallel": {"pipeline": 1}}),
+    (
+        {"zero": {"model_config": {"shard_strategy": TensorShardStrategy()}, "optimizer_config": {}}},
+        {"zero": {"stage": 3}, "precision": {"dtype": "fp16"}},
+    ),
+    ({"model": {"type": torch.nn.Linear}, "optimizer": {"type": torch.optim.Adam}, "seed": 7}, {"train": {"seed": 7}}),
+    ({"dataset": {"root": "x"}, "lr_drop": 200, "train": {"steps": 5}}, {"train": {"steps": 5}}),
+]
+
+
+@pytest.mark.parametrize(("values", "sections"), ROWS)
+def test_sections_of_a_dict(values: dict[str, Any], sections: dict[str, Any]) -> None:
+    config = read(values)
+    assert config.source == sections
+    assert config.values == values
+
+
+def test_a_file_is_run_where_the_program_needs_its_objects(tmp_path: Path) -> None:
+    (tmp_path / "config.py").write_text(
+        "from pathlib import Path\nfrom torch.nn import Linear\n"
+        "model = dict(type=Linear, in_features=2, out_features=3)\nOUTPUT = Path('x')\n"
+    )
+    config = read(str(tmp_path / "config.py"))
+    assert config.values.model.pop("type")(**config.values.model).out_features == 3
+    assert (config.values.OUTPUT, config.source) == (Path("x"), {})
+
+
+def test_dslpar_reads_its_own_config_as_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.py"
+    path.write_text("EPOCHS = 2\nbatch = dict(micro_size=4)\n")
+    assert read(path).source == path
+    assert read(path).values.EPOCHS == 2
+
+
+def test_a_key_that_colossalai_ignores_too_is_noted() -> None:
+    (note,) = read({"gradient_clipping": 2.0}).notes
+    assert note == "gradient_clipping has no effect: ColossalAI reads clip_grad_norm"
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"fp16": {"mode": "NAIV"}}, "unknown AMP_TYPE"),
+        ({"clip_grad_nrm": 1.0}, "did you mean 'clip_grad_norm'"),
+        ({"gradient_accumulation": "4"}, "not a whole number"),
+    ],
+)
+def test_a_key_that_needs_a_decision_is_refused(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(DslparError, match=text):
+        read(values)
