@@ -31,7 +31,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from dslpar.cluster import network, ssh
+from dslpar.cluster import launcher_env, network, ssh
 from dslpar.cluster.command import LOCALHOST
 from dslpar.cluster.request import Launch
 from dslpar.core.errors import DslparError
@@ -140,7 +140,7 @@ class _Supervised:
         launch = launch_commands.with_environ(launch, {rank_monitor.REPORTS: variable})
         self.launchers = []
         for command in (command.with_files_in(folder) for command in launch.commands):
-            environ = {**os.environ, **command.environ}
+            environ = {**launcher_env.without_ranks(os.environ), **command.environ}
             # In a session of its own: otherwise SIGINT would reach it twice, from the terminal and from here.
             process = subprocess.Popen(command.argv, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
             self.launchers.append(process)
