@@ -103,7 +103,9 @@ class RankSession:
             self.dist_env = bootstrap.read_distributed_env(self.environ)
         except DslparError as error:
             if not launcher_env.is_first_process(self.environ):
-                time.sleep(_UNKNOWN_RANK_WAIT_S)  # the first one usually reports the same, and the launcher ends this one
+                time.sleep(
+                    _UNKNOWN_RANK_WAIT_S
+                )  # the first one usually reports the same, and the launcher ends this one
             self.print_findings(error)
             raise self._refused from error
         if self.dist_env.world_size > 1 or self._watch_one:
