@@ -24,7 +24,7 @@ from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, TextIO
+from typing import Any, Literal, NoReturn, TextIO
 
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import COMMAND_LINE, Finding
@@ -39,6 +39,8 @@ from dslpar.schema.datasets import with_absolute_paths
 CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sources"
 CHECKPOINTS, EVAL = "checkpoints", "eval.jsonl"
 LOCK = ".lock"
+NEWEST = ("newest", "newest_whole")
+"""Values of checkpoint.resume_from that name no particular checkpoint."""
 _LOCK_TIMEOUT_S = 100.0
 """Seconds to wait for the lock. A run that is being stopped may hold it for a while, and NFS servers keep the lock of a
 lost host for 90 s."""
@@ -157,7 +159,7 @@ def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Find
     The values 'newest' and 'newest_whole' name no particular checkpoint, so they cause no warning.
     """
     key, resume_from = "checkpoint.resume_from", job.spec.checkpoint.resume_from
-    if not loads and resume_from not in ("newest", "newest_whole"):
+    if not loads and resume_from not in NEWEST:
         message = f"{key} is {resume_from!r}, and without --resume no checkpoint is loaded: the run starts at step 0"
         yield finding("CKP210", message, "--resume", config.at(key), key)
 
@@ -265,11 +267,14 @@ def write_record(file: TextIO, record: Mapping[str, int | float]) -> None:
     file.flush()
 
 
-def append_error(folder: Path, text: str, since_s: float) -> None:
-    """Append an error to log.txt if the run has ended and has written to log.txt since `since_s` (Unix time).
+Level = Literal["INFO", "ERROR"]
 
-    A killed rank cannot log the reason itself. The launcher's error in the folder survives a closed terminal. Write
-    errors, such as a full disk, are ignored.
+
+def append_to_log(folder: Path, level: Level, text: str, since_s: float) -> None:
+    """Append the reason for a run's end to log.txt if the run has ended, and has written there since `since_s`.
+
+    A killed rank cannot log the reason itself. The launcher's message in the folder survives a closed terminal. Write
+    errors, such as a full disk, are ignored. `since_s` is Unix time.
     """
     with contextlib.suppress(OSError):
         log = folder / LOG
@@ -277,7 +282,7 @@ def append_error(folder: Path, text: str, since_s: float) -> None:
             time_s = time.time()
             stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s)) + f",{int(time_s % 1 * 1000):03d}"
             with open(log, "a", encoding="utf-8") as file:
-                file.write(f"{stamp} dslpar ERROR {visible_lines(text.rstrip())}".replace("\n", "\n  ") + "\n")
+                file.write(f"{stamp} dslpar {level} {visible_lines(text.rstrip())}".replace("\n", "\n  ") + "\n")
 
 
 def is_in_place(file: TextIO) -> bool:
