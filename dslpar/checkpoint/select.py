@@ -16,7 +16,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.layout.resolve import Job
-from dslpar.reporting.run_dir import CHECKPOINTS, NEWEST
+from dslpar.reporting.resume_hint import CHECKPOINTS, NEWEST
 
 log = logging.getLogger("dslpar")
 

@@ -31,7 +31,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from dslpar.checkpoint.resume_hint import resume_hint
 from dslpar.cluster import launcher_env, network, ssh
 from dslpar.cluster.command import LOCALHOST
 from dslpar.cluster.launchers import LAUNCHERS
@@ -42,6 +41,7 @@ from dslpar.launch import commands as launch_commands
 from dslpar.launch import host_findings, preflight
 from dslpar.layout.resolve import Job
 from dslpar.reporting import run_dir
+from dslpar.reporting.resume_hint import resume_hint
 from dslpar.watchdog import marks, rank_monitor
 from dslpar.watchdog.job_watch import JobWatch
 from dslpar.watchdog.marks import Stopped

@@ -33,14 +33,14 @@ from dslpar.language import yaml_io
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
 from dslpar.reporting.layout_record import layout_record, schedule_record
+from dslpar.reporting.resume_hint import CHECKPOINTS as CHECKPOINTS
+from dslpar.reporting.resume_hint import NEWEST, write_hint
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.datasets import with_absolute_paths
 
 CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sources"
-CHECKPOINTS, EVAL = "checkpoints", "eval.jsonl"
+EVAL = "eval.jsonl"
 LOCK = ".lock"
-NEWEST = ("newest", "newest_whole")
-"""Values of checkpoint.resume_from that name no particular checkpoint."""
 _LOCK_TIMEOUT_S = 100.0
 """Seconds to wait for the lock. A run that is being stopped may hold it for a while, and NFS servers keep the lock of a
 lost host for 90 s."""
@@ -69,7 +69,7 @@ def lock_run_folder(job: Job, config: Config) -> None:
         os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
     except BlockingIOError as error:
         message = f"another run writes to {job.output_dir!r}: {error.strerror}"
-        hint = "wait until it has ended, or name another folder, train.output_dir=..."
+        hint = "wait until it has ended; or start another run, train.output_dir=..., without --resume"
         raise_finding("CKP211", message, hint, config.at("train.output_dir"), "train.output_dir")
     except OSError as error:
         _refuse_folder(job, config, error)
@@ -150,7 +150,7 @@ def prepare_run_folder(job: Job, config: Config, archived: Sequence[str] = FILES
 def _refuse_folder(job: Job, config: Config, error: OSError) -> NoReturn:
     key = "train.output_dir"
     message = f"cannot write to {job.output_dir!r}: {error}"
-    raise_finding("CKP201", message, "name another folder, train.output_dir=...", config.at(key), key)
+    raise_finding("CKP201", message, write_hint(job, str(error)), config.at(key), key)
 
 
 def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Finding]:

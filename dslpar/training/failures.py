@@ -12,6 +12,7 @@ from dslpar.engine import nonfinite
 from dslpar.engine.engine import Engine
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
+from dslpar.reporting.resume_hint import write_hint
 
 _MAX_SKIPPED = 3
 
@@ -49,8 +50,7 @@ def disk_full(engine: Engine, error: OSError | None) -> DslparError:
     job = engine.job
     where = f": {engine.rank_description}: {error}" if error else f" in step {engine.steps_done}"
     message = f"cannot write to {job.output_dir}{where}"
-    hint = "free space on that file system, or name another train.output_dir; --resume continues the last checkpoint"
-    return DslparError([finding("CKP230", message, hint, job.path)])
+    return DslparError([finding("CKP230", message, write_hint(job, str(error)), job.path, "train.output_dir")])
 
 
 def run_folder_gone(engine: Engine, last_checkpoint: str) -> DslparError:

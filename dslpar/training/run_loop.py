@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dslpar.checkpoint import Checkpoint
-from dslpar.checkpoint.resume_hint import resume_hint
 from dslpar.core.catalog import raise_finding
 from dslpar.data.loader import StepData
 from dslpar.engine.engine import Engine
 from dslpar.layout.resolve import Job
 from dslpar.reporting import logging, run_dir
 from dslpar.reporting.logging import log
+from dslpar.reporting.resume_hint import resume_hint
 from dslpar.training.events import Hook
 from dslpar.training.loop import Record, Trainer
 from dslpar.training.metrics import log_job

@@ -119,7 +119,8 @@ help: the line above is not the cause: CUDA_LAUNCH_BLOCKING=1, or AMD_SERIALIZE_
 """
 _DISK = """\
 CKP230 disk-full: a file could not be written
-help: free space there, or use another folder, train.output_dir=...; --resume continues from the last checkpoint
+help: if that is the run's file system, move the folder of the run and name its new place, train.output_dir=..., or
+      free space; then --resume goes on from the last checkpoint
 """
 _NO_ROOM = (28, 122)
 """ENOSPC and EDQUOT."""
