@@ -70,7 +70,7 @@ def launch_from_torch(config: Source, backend: str | None = None, seed: int | No
 
     config: the path of a config file, or a dict of its sections; the section `model` may be missing.
     backend: if given, it must be the backend that dslpar uses on this device.
-    seed: overrides the config's `train.seed`. torch is seeded with it, as in ColossalAI's `launch`.
+    seed: overrides the config's `train.seed`, with which torch is seeded, as in ColossalAI's `launch`.
 
     Raises:
         DslparError: the config has errors for this world, or is not the same on all ranks.
@@ -79,7 +79,6 @@ def launch_from_torch(config: Source, backend: str | None = None, seed: int | No
     run = api.start(config, [] if seed is None else [f"train.seed={seed}"])
     if backend not in (None, dist.get_backend()):
         raise ValueError(f"backend is {backend!r}, but this device uses {dist.get_backend()!r}: leave backend out")
-    torch.manual_seed(run.job.spec.train.seed)
     global_context.set_run(run)
     return run
 

@@ -85,7 +85,7 @@ def log_to_run_folder(folder: Path | None, rank: int) -> Iterator[None]:
 
 def log_to_file(text: str, level: int = logging.ERROR) -> None:
     """Log a line to log.txt alone; somebody else shows it on the terminal, such as the code that raises an error."""
-    log.log(level, "%s", text, extra={_ONLY_IN_FILE: True})
+    log.log(level, text, extra={_ONLY_IN_FILE: True})  # no argument: those are escaped, and lose their line breaks
 
 
 class _RepeatedWarnings(logging.Filter):
