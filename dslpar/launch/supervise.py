@@ -215,8 +215,8 @@ class _Supervised:
                     self._signal_by_ssh(signal.SIGTERM)
             warning = number == signal.SIGUSR1  # schedulers send it some time before SIGTERM: it sets no deadline
             return float("inf") if warning else self.job.spec.train.term_grace + _STOP_PATIENCE_S
-        launcher = LAUNCHERS[self.launch.request.launcher]
-        if number == signal.SIGINT and launcher.of_this_python and not self.launch.remote:
+        is_python = LAUNCHERS[self.launch.request.launcher].of_this_python
+        if number == signal.SIGINT and is_python and not self.launch.remote:
             return self._interrupt_ranks()
         if self.launch.remote:  # DeepSpeed's launcher would react to a signal by ending all DeepSpeed jobs on all hosts
             _send(descendants(os.getpid()), signal.SIGKILL)

@@ -140,7 +140,7 @@ class HubLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection, and neither side has closed it."""
+        """Return whether there is a connection that neither side has closed."""
         return self.connection is not None and self.connection.open
 
     def connect(self, hub: str, hello: Message, now: float) -> None:

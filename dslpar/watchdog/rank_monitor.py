@@ -92,7 +92,7 @@ class RankMonitor:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether `dslpar launch` reports the job's end to the user."""
+        """Return whether `dslpar launch` reports the job's end to the user."""
         return self._settings.supervised
 
     @property
