@@ -76,7 +76,9 @@ class Initialized(NamedTuple):
 def start(config: Config | check.Source, overrides: Sequence[str] = (), trusted: Sequence[str] = ()) -> Run:
     """Lint the config for this world, set up torch.distributed, and check that all ranks run the same job.
 
-    All ranks must call it together. If the config has no model, the program must pass one to `initialize`.
+    All ranks must call it together. If the config has no model, the program must pass one to `initialize`. It also
+    seeds torch with train.seed, on every rank alike. So build the model after `start`: weights that were drawn before
+    depend on the program's own seed, or on none.
 
     trusted: packages whose classes and functions the config may call.
 
@@ -108,7 +110,7 @@ def initialize(
     train.save_interval=0, dslpar saves and locks only if the program asks for it.
 
     model: a module, an nn.Sequential (partitioned over stages), a LayeredModel, the result of build_pipeline_model, or
-        a Stage with a module for each of this rank's stages.
+        a Stage with a module for each of this rank's stages. Build it after `start`, which seeds torch.
     criterion: maps (output, label) to the mean over the micro-batch; by default cross-entropy.
     optimizer: an instance over the model's parameters, or a class (or other callable) that takes parameter groups.
     train_data, eval_data: dslpar loads a map-style dataset of (input, label) pairs in an order that does not depend on
@@ -276,6 +278,8 @@ def _start(config: Config | check.Source, overrides: Sequence[str], by_program: 
         if all_can_stop:
             monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
         monitor.page.location = groups.stage_name
+    # The seed of weights: a model that the program builds from here on is the same on every rank, and in every run.
+    torch.manual_seed(job.spec.train.seed)
     return Run(loaded, job, groups, monitor)
 
 

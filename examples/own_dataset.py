@@ -37,7 +37,6 @@ def main() -> None:
     """Train. With --resume, continue from the newest checkpoint, on any layout."""
     args = dslpar.arguments()
     run = dslpar.start(args.config, args.overrides, args.trust)
-    torch.manual_seed(run.job.spec.train.seed)
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 4))
     engine, train_data, eval_data, _ = dslpar.initialize(
         run, model=model, criterion=nn.CrossEntropyLoss(), train_data=Points(512, seed=0), eval_data=Points(128, seed=1)

@@ -31,7 +31,6 @@ def main() -> None:
     """Train. A stage is any module that maps one tensor to one tensor."""
     args = dslpar.arguments()
     run = dslpar.start(args.config, args.overrides, args.trust)
-    torch.manual_seed(run.job.spec.train.seed)
     engine, train_data, eval_data, _ = dslpar.initialize(
         run,
         model=dslpar.Stage(stage(run.stage)),

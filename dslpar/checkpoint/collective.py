@@ -11,6 +11,7 @@ from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.engine.engine import Engine
 from dslpar.layout.resolve import Job
+from dslpar.reporting.resume_hint import write_hint
 from dslpar.reporting.run_dir import CHECKPOINTS
 
 Value = TypeVar("Value")
@@ -24,13 +25,16 @@ class Access(NamedTuple):
 
     failure: str
     """Beginning of the message; the folder's path follows."""
-    hint: str
+    hint: Callable[[Job, str], str]
+    """Makes the hint from the job and the reason of the failure."""
 
 
-WRITE = Access("cannot write checkpoints to", "make room there, or name another folder, train.output_dir=...")
-READ = Access(
-    "cannot read the checkpoints in", "let this user read that folder; or name another one, train.output_dir=..."
-)
+def _read_hint(job: Job, reason: str) -> str:
+    return "let this user read that folder; or start another run, train.output_dir=..., without --resume"
+
+
+WRITE = Access("cannot write checkpoints to", write_hint)
+READ = Access("cannot read the checkpoints in", _read_hint)
 
 
 def world_of(engine: Engine) -> Axis:
@@ -41,7 +45,9 @@ def world_of(engine: Engine) -> Axis:
 def raise_failed(access: Access, reason: str, job: Job) -> NoReturn:
     """Raise CKP205: the folder of checkpoints cannot be written or read. All ranks must call it together."""
     root = os.path.join(job.output_dir, CHECKPOINTS)
-    raise_finding("CKP205", f"{access.failure} {root!r}: {reason}", access.hint, job.path, "train.output_dir")
+    raise_finding(
+        "CKP205", f"{access.failure} {root!r}: {reason}", access.hint(job, reason), job.path, "train.output_dir"
+    )
 
 
 def check_seen_by_all(hosts: Iterable[tuple[str, bool]], path: str, job: Job) -> None:

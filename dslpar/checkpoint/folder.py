@@ -28,6 +28,7 @@ from dslpar.checkpoint.manifest_format import FORMAT as FORMAT
 from dslpar.core import json_values
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
+from dslpar.reporting.resume_hint import checkpoint_step
 
 MANIFEST, RANKS, TENSORS, STATE, PART = "checkpoint.json", "ranks", "tensors", "state.pt", ".part"
 SUSPECT = "suspect"
@@ -115,8 +116,7 @@ def rank_path(folder: Path, rank: int) -> Path:
 
 def step_of(folder: Path) -> int | None:
     """Return the step in a folder's name; None: no such name, as for unfinished folders and those set aside."""
-    before, prefix, step = folder.name.partition("step_")
-    return int(step) if prefix and not before and step.isdecimal() else None
+    return checkpoint_step(folder.name)
 
 
 # ---- listing ----

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from dslpar.checkpoint import manifest
 from dslpar.checkpoint.folder import FORMAT, Checkpoint
+from dslpar.checkpoint.resume_effects import effects
 from dslpar.checkpoint.resume_policy import REFUSED, REPORTED, resume_class
 from dslpar.core.catalog import raise_finding
 from dslpar.language import yaml_io
@@ -82,11 +83,15 @@ def _lines(changed: Sequence[Change]) -> list[str]:
 
 
 def changes(checkpoint: Checkpoint, job: Job) -> list[str]:
-    """Return the changes to report for a resume that `check` allows, one per line; a changed layout is one line."""
+    """Return the changes to report for a resume that `check` allows, one per line; a changed layout is one line.
+
+    Keys come first, then values that follow from them, such as the lr of the next step.
+    """
     layouts = manifest.describe_layout(checkpoint.manifest["layout"]), manifest.describe_layout(manifest.layout_of(job))
     layout = [f"layout: {layouts[0]} -> {layouts[1]}"] if layouts[0] != layouts[1] else []
     reported = [f"{change}, from step {checkpoint.step + 1} on" for change in _changed_keys(checkpoint, job, REPORTED)]
-    return [*layout, *_other_versions(checkpoint), *reported]
+    followed = effects(spec_of(checkpoint), job.spec, checkpoint.step)
+    return [*layout, *_other_versions(checkpoint), *reported, *followed]
 
 
 def _other_versions(checkpoint: Checkpoint) -> Iterator[str]:

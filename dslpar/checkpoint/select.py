@@ -16,11 +16,9 @@ from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.layout.resolve import Job
-from dslpar.reporting.run_dir import CHECKPOINTS
+from dslpar.reporting.resume_hint import CHECKPOINTS, NEWEST
 
 log = logging.getLogger("dslpar")
-
-_NEWEST = ("newest", "newest_whole")
 
 
 def find_checkpoint(job: Job, world: Axis) -> Checkpoint | None:
@@ -45,7 +43,7 @@ def find_checkpoint(job: Job, world: Axis) -> Checkpoint | None:
         problems = [problem]
         if manifest is not None:
             checkpoint = Checkpoint(str(path), manifest)
-            if checkpoint.suspect and requested in _NEWEST:
+            if checkpoint.suspect and requested in NEWEST:
                 passed_over.append(_PassedOver("CKP232", f"{path} is suspect: {checkpoint.suspect}"))
                 continue
             problems = _verify_together(checkpoint, world, job)
@@ -54,7 +52,7 @@ def find_checkpoint(job: Job, world: Axis) -> Checkpoint | None:
                 return checkpoint
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         passed_over.append(_PassedOver("CKP215", f"{path} is corrupted: {problems[0]}{more}"))
-    if requested not in _NEWEST:
+    if requested not in NEWEST:
         _refuse_choice(requested, passed_over, world, job)
     if passed_over:
         _refuse_all(passed_over, job)
@@ -72,7 +70,7 @@ class _PassedOver(NamedTuple):
 def _candidates(job: Job, requested: str) -> list[str]:
     """Return the checkpoints to try, best first: names in this run's folder, or the requested path."""
     root = Path(job.output_dir, CHECKPOINTS)
-    if requested in _NEWEST:
+    if requested in NEWEST:
         return [path.name for path in reversed(folder.list_folders(root))]
     name = str(Path(requested).absolute()) if "/" in requested else requested
     return [name] if folder.is_checkpoint(root / name) else []

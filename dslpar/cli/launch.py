@@ -19,10 +19,10 @@ from functools import partial
 from typing import NamedTuple
 
 from dslpar.cli import arguments
-from dslpar.cluster import network, nodelist
+from dslpar.cluster import launcher_env, network, nodelist
 from dslpar.cluster.command import DEFAULT_PORT, MODULE
 from dslpar.cluster.hostfile import Cluster
-from dslpar.cluster.launchers import LAUNCHERS, launched_by
+from dslpar.cluster.launchers import LAUNCHERS
 from dslpar.cluster.request import Launch, LocalFacts, Request
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding, has_errors
@@ -173,11 +173,15 @@ _OF_MISSING_PATHS = ("BAT111", "CKP102")
 
 def _refuse_launched_twice(args: argparse.Namespace) -> None:
     """Raise DslparError if `srun` or `mpirun` has started several of this process: each would start the whole job."""
-    launcher = launched_by(os.environ)
-    if launcher and not (args.no_ssh or args.print or args.check):
+    variables = launcher_env.starts_several(os.environ)
+    if variables is not None and not (args.no_ssh or args.print or args.check):
+        launcher = launcher_env.titles(variables)
         message = f"{launcher} started this as one of several processes, each of which would start the whole job"
         program = "dslpar prove CFG --on-devices" if args.prove else "dslpar.training --config CFG"
-        hint = f"run dslpar launch by itself, once; or have the launcher run python -m {program}"
+        hint = (
+            f"run dslpar launch by itself, once; or have the launcher run python -m {program};"
+            f" if its variables are left over: unset {variables.names()}"
+        )
         raise_finding("HST228", message, hint)
 
 

@@ -33,9 +33,10 @@ dslpar runs                                   all runs below outputs/
 dslpar runs outputs --sort loss               the lowest loss first
 dslpar runs plot outputs/a outputs/b          their curves
 
-states: running (its process holds the folder's lock), finished, stopped (on request), failed,
-unknown (its folder has no record of it). Only the ends of files are read. Unreadable files are
-listed below the table, and in `problems` with --format json.
+states: running (its process holds the folder's lock), finished, stopped (on request, with a
+checkpoint), interrupted (Ctrl-C, or a signal that left no time to save), failed, unknown (its
+folder has no record of it). Only the ends of files are read. Unreadable files are listed below
+the table, and in `problems` with --format json.
 
 exit status: 0, 2 wrong usage"""
 
@@ -153,7 +154,7 @@ def _print_table(runs: Sequence[Run]) -> None:
         cells = [line[key].rjust(width) if key in _RIGHT else line[key].ljust(width) for key, width in widths.items()]
         print("  ".join(cells).rstrip())
     for run in runs:
-        for text in (*([run.reason] if run.state in ("failed", "stopped") else []), *run.problems):
+        for text in (*([run.reason] if run.state in ("failed", "interrupted", "stopped") else []), *run.problems):
             print(visible(f"{run.name}: {text}"))
     if left_out:
         print(" and ".join(left_out) + ": in a wider terminal, or with --format json")

@@ -34,6 +34,10 @@ class RankVariables(NamedTuple):
         """Return whether rank, world size and local rank are all set."""
         return all(name in environ for name in (self.rank, self.world_size, self.local_rank))
 
+    def names(self) -> str:
+        """Return the variables' names, as arguments of the shell's `unset`."""
+        return f"{self.rank} {self.world_size} {self.local_rank}"
+
 
 TORCH_VARIABLES = RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"))
 
@@ -61,6 +65,8 @@ class Launcher(NamedTuple):
 
     The value is a prefix: a process with this name serves one job if one of its arguments has the prefix; "": always.
     """
+    marks: tuple[str, ...] = ()
+    """Variables that only this launcher sets in its ranks. They show that `variables` are not left over."""
     remote_programs: tuple[str, ...] = ()
     """Programs that must be installed on this host to reach other hosts."""
     of_this_python: bool = False

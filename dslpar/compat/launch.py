@@ -42,7 +42,7 @@ def launch_from_torch(config: Source, backend: str | None = None, seed: int | No
     config: the path of a config file, or a dict of its names; the section `model` may be missing. ColossalAI's keys
         (`fp16`, `clip_grad_norm`, `gradient_accumulation`, `NUM_MICRO_BATCHES`, `zero.model_config`) are converted.
     backend: if given, it must be the backend that dslpar uses on this device.
-    seed: overrides the config's `train.seed`. torch is seeded with it, as in ColossalAI's `launch`.
+    seed: overrides the config's `train.seed`, with which torch is seeded, as in ColossalAI's `launch`.
     verbose: without effect.
 
     Raises:
@@ -54,7 +54,6 @@ def launch_from_torch(config: Source, backend: str | None = None, seed: int | No
     run = api.start(read.source, overrides)
     if backend not in (None, dist.get_backend()):
         raise ValueError(f"backend is {backend!r}, but this device uses {dist.get_backend()!r}: leave backend out")
-    torch.manual_seed(run.job.spec.train.seed)
     global_context.set_run(run, read, overrides)
     for note in read.notes:
         get_dist_logger().warning(note, ranks=[0])

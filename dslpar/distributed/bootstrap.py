@@ -27,7 +27,7 @@ from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dslpar.cluster import network, nodelist, pmix
+from dslpar.cluster import launcher_env, network, nodelist, pmix
 from dslpar.cluster.command import DEFAULT_PORT, LOCALHOST
 from dslpar.cluster.launcher import RankVariables
 from dslpar.cluster.launchers import VARIABLES
@@ -50,24 +50,25 @@ def read_distributed_env(environ: Mapping[str, str]) -> DistributedEnv:
     """Return this process's place in its job, from the launcher's variables.
 
     Raises:
-        DslparError: some variables are missing, or there are several hosts and no variable names rank 0's host.
+        DslparError: some variables are missing or contradict each other, or there are several hosts and no variable
+            names rank 0's host.
     """
+    if variables := launcher_env.rank_variables(environ):
+        rank, world_size, local_rank = launcher_env.read_place(variables, environ)
+        local_size = _local_size(variables, environ, world_size)
+        master_addr = _rendezvous_host(environ, several=local_size < world_size)
+        job = ".".join(environ[name] for name in variables.job if name in environ)
+        has_port = bool(environ.get("MASTER_PORT"))
+        port = launcher_env.read_number("MASTER_PORT", environ) if has_port else _rendezvous_port(job)
+        return DistributedEnv(rank, world_size, local_rank, local_size, master_addr, port)
     for variables in VARIABLES:
-        if variables.are_set(environ):
-            names = (variables.rank, variables.world_size, variables.local_rank)
-            rank, world_size, local_rank = (int(environ[name]) for name in names)
-            local_size = _local_size(variables, environ, world_size)
-            master_addr = _rendezvous_host(environ, several=local_size < world_size)
-            job = ".".join(environ[name] for name in variables.job if name in environ)
-            port = int(environ.get("MASTER_PORT") or _rendezvous_port(job))
-            return DistributedEnv(rank, world_size, local_rank, local_size, master_addr, port)
-    for variables in VARIABLES:
-        if int(environ.get(variables.world_size, 1)) > 1:
+        if variables.world_size in environ and launcher_env.read_number(variables.world_size, environ) > 1:
             missing = [name for name in (variables.rank, variables.local_rank) if name not in environ]
             unset = f"{' and '.join(missing)} {'are' if missing[1:] else 'is'} not set"
             message = f"{variables.world_size} is {environ[variables.world_size]}, but {unset}"
             hint = (
-                "set it; or set RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, which any launcher can pass to its ranks"
+                f"set {'them' if missing[1:] else 'it'}; or set RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, which any"
+                f" launcher can pass to its ranks; if it is left over: unset {variables.world_size}"
             )
             raise_finding("HST201", message, hint)
     return DistributedEnv()

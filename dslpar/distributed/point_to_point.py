@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dslpar.core.catalog import raise_finding
 from dslpar.distributed.collectives import Axis
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Action, Orders, direction, messages, producer
@@ -195,7 +196,8 @@ class StageMessages:
         """Begin sending the input of a neighbour's action.
 
         Raises:
-            ValueError: shapes or dtypes differ from those of the first message over this boundary.
+            DslparError: shapes or dtypes differ from those of the first message over this boundary. Only this rank
+                raises it, and the other ranks are ended by its monitor.
         """
         target, boundary = self._chunks.rank_of(taken_by.stage), taken_by[:2]
         axis, forms = self._axes[direction((self._rank, target))], forms_of(values)
@@ -203,7 +205,13 @@ class StageMessages:
             self._sent_forms[boundary] = forms
             values = [_header(values, self._device), *values]
         elif forms != self._sent_forms[boundary]:
-            raise ValueError(_changed(taken_by, self._sent_forms[boundary], forms))
+            hint = (
+                "pad all batches to one length, with labels of -100 where nothing is to be learned, and do not let the"
+                " last batch be smaller; or train without a pipeline, parallel.pipeline=1"
+            )
+            raise_finding(
+                "PIP213", _changed(taken_by, self._sent_forms[boundary], forms), hint, key="parallel.pipeline"
+            )
         while self._in_flight and self._in_flight[0][0].is_completed():  # gloo does not report it: kept until `finish`
             self._in_flight.popleft()
         for sent in [value.detach().contiguous() for value in values]:  # any copies are made before the first send

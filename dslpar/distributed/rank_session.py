@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from dslpar.cluster import launcher_env
 from dslpar.core.errors import DslparError
 from dslpar.core.visible import visible_lines
 from dslpar.distributed import bootstrap, determinism, rendezvous
@@ -48,6 +49,8 @@ SLOW_FACTOR = 6
 checkpoint, and the end of a rank."""
 _BEFORE_START_WAIT_S = 10
 """Seconds that a rank above 0 that cannot run waits for the launcher to end it, before it reports the reason."""
+_UNKNOWN_RANK_WAIT_S = 2
+"""The same for a process whose rank is unknown, since its launcher's variables contradict each other."""
 _AFTER_START_WAIT_S = 3
 """The wait for rank 0 once all ranks have started. It is short: on another host, no launcher may end this rank."""
 
@@ -99,6 +102,10 @@ class RankSession:
         try:
             self.dist_env = bootstrap.read_distributed_env(self.environ)
         except DslparError as error:
+            if not launcher_env.is_first_process(self.environ):
+                time.sleep(
+                    _UNKNOWN_RANK_WAIT_S
+                )  # the first one usually reports the same, and the launcher ends this one
             self.print_findings(error)
             raise self._refused from error
         if self.dist_env.world_size > 1 or self._watch_one:

@@ -73,7 +73,7 @@ def check_equal_weights(model: LayeredModel, groups: Groups, path: str) -> None:
                 break  # one finding per rank: later values differ too
     if differing:
         more = f"; and {len(differing) - _MAX_SHOWN} more" if len(differing) > _MAX_SHOWN else ""
-        hint = "load or initialize the same on every rank: torch.manual_seed(...) before the model is built"
+        hint = "build the model after dslpar.start, which seeds torch alike on every rank; or load the same weights"
         raise_finding("HST221", f"{'; '.join(differing[:_MAX_SHOWN])}{more}", hint, path)
 
 

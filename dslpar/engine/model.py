@@ -241,7 +241,7 @@ def build_pipeline_model(
 ) -> CustomModel:
     """Return the model for layers that are already built; see `build_pipeline_model_from_cfg`.
 
-    Weights must be equal on every rank: call `torch.manual_seed` before you build the layers.
+    Weights must be equal on every rank: build the layers after `dslpar.start`, which seeds torch.
     """
     return _custom_model(as_layered_model(layers, "<program>"), num_chunks, partition_method, verbose)
 

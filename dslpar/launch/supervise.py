@@ -7,11 +7,11 @@
 "subreaper"), so that none of them outlives this process on this host. On other hosts, each rank's guard
 (dslpar/watchdog) ends its rank, at the latest when it loses the connection to this process.
 
-SIGINT is sent to the launchers, as a terminal would do. SIGTERM, SIGHUP and SIGUSR1 are sent directly to the ranks,
-which save a checkpoint and exit. These signals bypass the launchers, because each launcher would end its ranks too
-soon, in its own way. A second signal ends everything at once, with two exceptions. A repetition within _REPEAT_S does
-not count, because a scheduler may send a signal that a shell passes on as well. The SIGTERM that follows a SIGUSR1, its
-warning, counts as the first signal.
+SIGINT is sent to the launchers, as a terminal would do, or to the ranks if the launcher would answer with a traceback.
+SIGTERM, SIGHUP and SIGUSR1 are sent directly to the ranks, which save a checkpoint and exit. These signals bypass the
+launchers, because each launcher would end its ranks too soon, in its own way. A second signal ends everything at once,
+with two exceptions. A repetition within _REPEAT_S does not count, because a scheduler may send a signal that a shell
+passes on as well. The SIGTERM that follows a SIGUSR1, its warning, counts as the first signal.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from dslpar.cluster import network, ssh
+from dslpar.cluster import launcher_env, network, ssh
 from dslpar.cluster.command import LOCALHOST
+from dslpar.cluster.launchers import LAUNCHERS
 from dslpar.cluster.request import Launch
 from dslpar.core.errors import DslparError
 from dslpar.core.visible import visible
 from dslpar.launch import commands as launch_commands
 from dslpar.launch import host_findings, preflight
 from dslpar.layout.resolve import Job
-from dslpar.reporting import run_dir, run_list
+from dslpar.reporting import run_dir
+from dslpar.reporting.resume_hint import resume_hint
 from dslpar.watchdog import marks, rank_monitor
 from dslpar.watchdog.job_watch import JobWatch
 from dslpar.watchdog.marks import Stopped
@@ -94,8 +96,8 @@ def run(launch: Launch, job: Job) -> int:
             raise
         message, status = supervised.conclude()
         sys.stderr.write(message)
-        if supervised.failed:
-            run_dir.append_error(Path(job.output_dir), message, supervised.start_s)
+        if supervised.level:
+            run_dir.append_to_log(Path(job.output_dir), supervised.level, message, supervised.start_s)
         return status
 
 
@@ -131,8 +133,8 @@ class _Supervised:
     ) -> None:
         self.launch, self.job, self.receiver, self.received = launch, job, receiver, received
         self.start_s = time.time()
-        self.failed = False
-        """Whether `conclude` has named the rank that failed first."""
+        self.level: run_dir.Level | None = None
+        """The level at which log.txt gets the last message; None: a rank has logged the run's end itself."""
         # Orphaned descendants become our children: for example, DeepSpeed's runner leaves its ranks behind.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.watch = JobWatch(folder, local=not launch.remote)
@@ -140,14 +142,14 @@ class _Supervised:
         launch = launch_commands.with_environ(launch, {rank_monitor.REPORTS: variable})
         self.launchers = []
         for command in (command.with_files_in(folder) for command in launch.commands):
-            environ = {**os.environ, **command.environ}
+            environ = {**launcher_env.without_ranks(os.environ), **command.environ}
             # In a session of its own: otherwise SIGINT would reach it twice, from the terminal and from here.
             process = subprocess.Popen(command.argv, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
             self.launchers.append(process)
         self.signalled: set[tuple[int, int]] = set()
         """Pairs (process, signal) that were sent to ranks."""
         self.stop_signal = 0
-        """The signal to send to the ranks; 0: none."""
+        """The signal to send to the ranks on this host; 0: none."""
 
     # ---- while it runs ----
 
@@ -168,6 +170,8 @@ class _Supervised:
                 deadline = min(deadline, time.monotonic() + self._handle_signal(num_handled))
                 num_handled += 1
             self._signal_local_ranks()
+            if self.stop_signal == signal.SIGINT and self.watch.all_gone():
+                deadline = 0.0  # only launchers are left, which were stopped
             if time.monotonic() > deadline:  # repeat this at each turn: a process may just be starting others
                 _send(descendants(os.getpid()), signal.SIGKILL)
         self._end_all()
@@ -211,11 +215,24 @@ class _Supervised:
                     self._signal_by_ssh(signal.SIGTERM)
             warning = number == signal.SIGUSR1  # schedulers send it some time before SIGTERM: it sets no deadline
             return float("inf") if warning else self.job.spec.train.term_grace + _STOP_PATIENCE_S
+        is_python = LAUNCHERS[self.launch.request.launcher].of_this_python
+        if number == signal.SIGINT and is_python and not self.launch.remote:
+            return self._interrupt_ranks()
         if self.launch.remote:  # DeepSpeed's launcher would react to a signal by ending all DeepSpeed jobs on all hosts
             _send(descendants(os.getpid()), signal.SIGKILL)
         for launcher in self.launchers:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(launcher.pid, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        return _PATIENCE_S
+
+    def _interrupt_ranks(self) -> float:
+        """Interrupt the ranks on this host, and stop launchers until they are killed after the ranks' end.
+
+        As Python programs, they would print a traceback for an interrupt, and another one for a rank that ends by it.
+        """
+        self.stop_signal = signal.SIGINT
+        ranks = {rank.pid for rank in self.watch.started()}
+        _send({process.pid for process in self.launchers} - ranks, signal.SIGSTOP)
         return _PATIENCE_S
 
     def _signal_by_ssh(self, number: int) -> None:
@@ -256,16 +273,18 @@ class _Supervised:
         before_s = self.received[0].time_s if self.received else float("inf")
         stopped, failure = self.watch.stopped(), self.watch.first_failure(number, before_s)
         if stopped is not None and failure is None:
+            self.level = "INFO" if stopped.overdue else None
             return self._describe_stop(stopped), stopped.status
         if failure is None and (result := self.watch.result()) is not None and not self.received:
             return "", result.status  # the ranks have printed the result
         if failure is not None:
-            self.failed = True
+            self.level = "ERROR"
             return f"dslpar launch: {failure.describe(when)}", 128 + failure.signal if failure.signal else 1
         if self.received:
+            self.level = "INFO"
             number = self.received[0].number
-            by, kept = signal.Signals(number).name, _last_checkpoint(Path(self.job.output_dir))
-            return f"dslpar launch: stopped by {by}{when}{kept}; no process is left\n", 128 + number
+            by, hint = signal.Signals(number).name, resume_hint(self.job)
+            return f"dslpar launch: stopped by {by}{when}{hint}; no process is left\n", 128 + number
         if code:
             how = f"was ended by {signal.Signals(number).name}" if number else f"ended with status {code}"
             if self.launch.remote and code == ssh.FAILED:
@@ -284,7 +303,7 @@ class _Supervised:
         if stopped.saved:
             saved = f"checkpoint saved in {visible(stopped.saved)}"
         if stopped.overdue:
-            saved = "a rank did not stop in time, and was ended; the last checkpoint is unchanged"
+            saved = f"a rank did not stop in time, and was ended{resume_hint(self.job)}"
         elif not stopped.saved and self.job.spec.train.save_interval == 0:
             saved = "nothing is saved, with train.save_interval=0"
         after = f" after step {stopped.step}" if stopped.step and not stopped.overdue else ""
@@ -347,12 +366,6 @@ def signal_of(code: int) -> int | None:
     else:
         number = code - 128
     return number if number in set(signal.Signals) else None
-
-
-def _last_checkpoint(output_dir: Path) -> str:
-    """Describe the newest checkpoint, for a run that saved none when it stopped; empty if there is no checkpoint."""
-    name = run_list.read_run(output_dir).checkpoint if output_dir.is_dir() else ""
-    return visible(f"; that saves nothing: --resume goes on from {name}") if name else ""
 
 
 def _last_step(output_dir: Path, start_s: float) -> str:

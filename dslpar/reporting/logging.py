@@ -83,9 +83,9 @@ def log_to_run_folder(folder: Path | None, rank: int) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def log_to_file(text: str) -> None:
-    """Log an error to log.txt alone; the code that raises the error shows it on the terminal."""
-    log.error("%s", text, extra={_ONLY_IN_FILE: True})
+def log_to_file(text: str, level: int = logging.ERROR) -> None:
+    """Log a line to log.txt alone; somebody else shows it on the terminal, such as the code that raises an error."""
+    log.log(level, text, extra={_ONLY_IN_FILE: True})  # no argument: those are escaped, and lose their line breaks
 
 
 class _RepeatedWarnings(logging.Filter):

@@ -24,7 +24,7 @@ from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, TextIO
+from typing import Any, Literal, NoReturn, TextIO
 
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import COMMAND_LINE, Finding
@@ -33,11 +33,13 @@ from dslpar.language import yaml_io
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
 from dslpar.reporting.layout_record import layout_record, schedule_record
+from dslpar.reporting.resume_hint import CHECKPOINTS as CHECKPOINTS
+from dslpar.reporting.resume_hint import NEWEST, write_hint
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.datasets import with_absolute_paths
 
 CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sources"
-CHECKPOINTS, EVAL, EXPERTS = "checkpoints", "eval.jsonl", "experts.json"
+EVAL, EXPERTS = "eval.jsonl", "experts.json"
 LOCK = ".lock"
 _LOCK_TIMEOUT_S = 100.0
 """Seconds to wait for the lock. A run that is being stopped may hold it for a while, and NFS servers keep the lock of a
@@ -67,7 +69,7 @@ def lock_run_folder(job: Job, config: Config) -> None:
         os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
     except BlockingIOError as error:
         message = f"another run writes to {job.output_dir!r}: {error.strerror}"
-        hint = "wait until it has ended, or name another folder, train.output_dir=..."
+        hint = "wait until it has ended; or start another run, train.output_dir=..., without --resume"
         raise_finding("CKP211", message, hint, config.at("train.output_dir"), "train.output_dir")
     except OSError as error:
         _refuse_folder(job, config, error)
@@ -148,7 +150,7 @@ def prepare_run_folder(job: Job, config: Config, archived: Sequence[str] = FILES
 def _refuse_folder(job: Job, config: Config, error: OSError) -> NoReturn:
     key = "train.output_dir"
     message = f"cannot write to {job.output_dir!r}: {error}"
-    raise_finding("CKP201", message, "name another folder, train.output_dir=...", config.at(key), key)
+    raise_finding("CKP201", message, write_hint(job, str(error)), config.at(key), key)
 
 
 def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Finding]:
@@ -157,7 +159,7 @@ def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Find
     The values 'newest' and 'newest_whole' name no particular checkpoint, so they cause no warning.
     """
     key, resume_from = "checkpoint.resume_from", job.spec.checkpoint.resume_from
-    if not loads and resume_from not in ("newest", "newest_whole"):
+    if not loads and resume_from not in NEWEST:
         message = f"{key} is {resume_from!r}, and without --resume no checkpoint is loaded: the run starts at step 0"
         yield finding("CKP210", message, "--resume", config.at(key), key)
 
@@ -265,11 +267,14 @@ def write_record(file: TextIO, record: Mapping[str, int | float]) -> None:
     file.flush()
 
 
-def append_error(folder: Path, text: str, since_s: float) -> None:
-    """Append an error to log.txt if the run has ended and has written to log.txt since `since_s` (Unix time).
+Level = Literal["INFO", "ERROR"]
 
-    A killed rank cannot log the reason itself. The launcher's error in the folder survives a closed terminal. Write
-    errors, such as a full disk, are ignored.
+
+def append_to_log(folder: Path, level: Level, text: str, since_s: float) -> None:
+    """Append the reason for a run's end to log.txt if the run has ended, and has written there since `since_s`.
+
+    A killed rank cannot log the reason itself. The launcher's message in the folder survives a closed terminal. Write
+    errors, such as a full disk, are ignored. `since_s` is Unix time.
     """
     with contextlib.suppress(OSError):
         log = folder / LOG
@@ -277,7 +282,7 @@ def append_error(folder: Path, text: str, since_s: float) -> None:
             time_s = time.time()
             stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s)) + f",{int(time_s % 1 * 1000):03d}"
             with open(log, "a", encoding="utf-8") as file:
-                file.write(f"{stamp} dslpar ERROR {visible_lines(text.rstrip())}".replace("\n", "\n  ") + "\n")
+                file.write(f"{stamp} dslpar {level} {visible_lines(text.rstrip())}".replace("\n", "\n  ") + "\n")
 
 
 def is_in_place(file: TextIO) -> bool:

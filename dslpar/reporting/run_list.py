@@ -9,7 +9,8 @@ The first criterion that holds decides:
 |---|---|
 | running | the run's process holds the folder's lock |
 | finished | the last record in metrics.jsonl has the last requested step |
-| stopped | log.txt ends with a line that the run was told to stop |
+| stopped | log.txt ends with a line that the run was told to stop, and so has saved |
+| interrupted | log.txt ends with a line that Ctrl-C or another signal ended the run at once |
 | failed | log.txt ends with an error, or the run has ended before the last requested step |
 | unknown | the run has no records, or config.yaml has no number of steps |
 
@@ -34,7 +35,7 @@ from dslpar.reporting import metrics_file, run_dir
 from dslpar.reporting.metrics_file import MetricsError, Record
 from dslpar.schema import sections
 
-STATES = ("running", "finished", "stopped", "failed", "unknown")
+STATES = ("running", "finished", "stopped", "interrupted", "failed", "unknown")
 _NOT_ENTERED = {run_dir.CHECKPOINTS, run_dir.SOURCES, "csv", "tensorboard", "wandb", "__pycache__", "node_modules"}
 _MAX_CONFIG_BYTES = 1 << 22
 _LOG_BYTES = 1 << 16
@@ -54,7 +55,7 @@ class Run(NamedTuple):
     state: str
     """One of STATES."""
     reason: str = ""
-    """The reason why the run failed or stopped, in one line; empty if it is unknown."""
+    """The reason why the run failed, stopped or was interrupted, in one line; empty if it is unknown."""
     step: int | None = None
     """Steps done."""
     steps: int | None = None
@@ -74,7 +75,7 @@ class Run(NamedTuple):
     world_size: int | None = None
     """Number of ranks."""
     checkpoint: str = ""
-    """Name of the newest checkpoint."""
+    """Name of the newest checkpoint; `dslpar runs` fills it in."""
     updated_s: float | None = None
     """Time of the last write to metrics.jsonl, in seconds since the epoch."""
     problems: tuple[str, ...] = ()
@@ -201,7 +202,8 @@ def _median(records: Sequence[Record], name: str) -> float | None:
 
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ dslpar (INFO|ERROR) (.*)((?:\n  .*)*)$", re.MULTILINE)
 _BEGUN = re.compile(r"world of \d+ = ")
-_STOPPED = "told to stop"
+_ENDS = {"told to stop": "stopped", "interrupted": "interrupted", "dslpar launch: stopped by": "interrupted"}
+"""Beginnings of lines about a run's end that are no errors, with the state that follows."""
 
 
 def _with_state(run: Run) -> Run:
@@ -219,11 +221,16 @@ def _with_state(run: Run) -> Run:
         run = _with_problem(run, f"{run_dir.LOG}: {error.strerror}")
         level, reason = "", ""
     if level:
-        return run._replace(state="failed" if level == "ERROR" else "stopped", reason=reason)
+        return run._replace(state="failed" if level == "ERROR" else _state_after(reason), reason=reason)
     if run.step is None or run.steps is None:
         what = "metrics" if run.step is None else "number of steps in config.yaml"
         return run._replace(reason=f"no {what}")
     return run._replace(state="failed", reason=f"it ended after step {run.step}, and {run_dir.LOG} does not say why")
+
+
+def _state_after(line: str) -> str:
+    """Return the state of a run that a line of log.txt tells; empty if it tells none."""
+    return next((state for begin, state in _ENDS.items() if line.startswith(begin)), "")
 
 
 def _last_words(path: Path) -> tuple[str, str]:
@@ -237,7 +244,7 @@ def _last_words(path: Path) -> tuple[str, str]:
         level, line, more = found.groups()
         if level == "ERROR" and line.endswith(":") and more:  # take a traceback's last line
             line += " " + more.splitlines()[-1].strip()
-        if level == "ERROR" or line.startswith(_STOPPED):
+        if level == "ERROR" or _state_after(line):
             return level, line
         if _BEGUN.search(line):  # lines above belong to an earlier start of the run
             break

@@ -12,6 +12,8 @@ from dslpar.engine import nonfinite
 from dslpar.engine.engine import Engine
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
+from dslpar.reporting.resume_hint import newest_step, write_hint
+from dslpar.training.divergence import suspects
 
 _MAX_SKIPPED = 3
 
@@ -30,8 +32,11 @@ def max_skipped(job: Job) -> int:
     return max(_MAX_SKIPPED, int(fp16.get("initial_scale_power", 16)) + int(fp16.get("hysteresis", 2)) - 2)
 
 
-def not_finite(engine: Engine, data: StepData, consumed: int, how: str) -> DslparError:
-    """Return the finding for the step after `consumed` samples; it names the first non-finite value."""
+def not_finite(engine: Engine, data: StepData, consumed: int, how: str, num_skipped: int) -> DslparError:
+    """Return the finding for the step after `consumed` samples; it names the first non-finite value.
+
+    num_skipped: the last steps that were skipped, up to the last step that is done.
+    """
     step = consumed // engine.job.batch.global_size + 1
     if engine.is_between_steps:
         first = nonfinite.find_first_nonfinite(engine, data.step(consumed))
@@ -40,8 +45,11 @@ def not_finite(engine: Engine, data: StepData, consumed: int, how: str) -> Dslpa
     message = (
         f"the loss or the gradient is not finite {how}, most recently in step {step}; the first such value: {first}"
     )
-    hint = "a smaller lr, train.clip_grad_norm=1.0, or precision='bf16' or 'fp32'; --resume from before it diverged"
-    return DslparError([finding("PRE230", message, hint, engine.job.path)])
+    found = suspects(engine.job.spec, num_updates=engine.steps_done - num_skipped, lr=engine.lr)
+    hint = "; or ".join(suspect.advice for suspect in found)
+    if newest_step(engine.job.output_dir) is not None:
+        hint += "; then --resume from a step before it diverged, checkpoint.resume_from=NAME"
+    return DslparError([finding("PRE230", message, hint, engine.job.path, found[0].key)])
 
 
 def disk_full(engine: Engine, error: OSError | None) -> DslparError:
@@ -49,8 +57,7 @@ def disk_full(engine: Engine, error: OSError | None) -> DslparError:
     job = engine.job
     where = f": {engine.rank_description}: {error}" if error else f" in step {engine.steps_done}"
     message = f"cannot write to {job.output_dir}{where}"
-    hint = "free space on that file system, or name another train.output_dir; --resume continues the last checkpoint"
-    return DslparError([finding("CKP230", message, hint, job.path)])
+    return DslparError([finding("CKP230", message, write_hint(job, str(error)), job.path, "train.output_dir")])
 
 
 def run_folder_gone(engine: Engine, last_checkpoint: str) -> DslparError:

@@ -23,7 +23,7 @@ from dslpar.reporting.logging import log
 from dslpar.training.events import Hook
 from dslpar.training.loop import Record
 from dslpar.training.request import Request, claim_run_folder
-from dslpar.training.run_loop import log_no_checkpoint, run_loop
+from dslpar.training.run_loop import interrupt_logged, log_no_checkpoint, run_loop
 from dslpar.training.session import NO_LIMIT, any_rank
 from dslpar.training.started_run import Run
 from dslpar.training.step_data import IterableData, step_data
@@ -79,7 +79,8 @@ def fit(
             train.skip(engine.steps_done)
         return train, held_out
 
-    with _in_loop(engine), logging.log_to_run_folder(folder, engine.groups.rank), _logged_findings(engine):
+    logs = logging.log_to_run_folder(folder, engine.groups.rank)
+    with _in_loop(engine), logs, _logged_findings(engine), interrupt_logged(session, engine.job):
         if resume and stored is None:
             log_no_checkpoint(engine.job.output_dir, engine.steps_done)
         outcome = run_loop(engine, session, request, stored if loads else None, folder, make_data, hooks)

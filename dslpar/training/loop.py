@@ -168,7 +168,8 @@ class Trainer:
             if _SCALE_EXHAUSTED not in str(error):  # DeepSpeed has no exception class for it
                 raise
             self._publish_before_end()
-            raise failures.not_finite(engine, self.train_data, consumed, "at the smallest loss scale") from None
+            how = "at the smallest loss scale"
+            raise failures.not_finite(engine, self.train_data, consumed, how, self._num_skipped) from None
         self._note_difference(self.session.compare_replicas(engine))
         step_s = time.perf_counter() - began
         record: Record = {
@@ -365,7 +366,7 @@ class Trainer:
             consumed = self.engine.consumed_samples - self.job.batch.global_size
             how = f"for {self._num_skipped} steps in a row"
             self._publish_before_end()
-            raise failures.not_finite(self.engine, self.train_data, consumed, how)
+            raise failures.not_finite(self.engine, self.train_data, consumed, how, self._num_skipped)
 
 
 @contextlib.contextmanager

@@ -82,7 +82,8 @@ def _run(loaded: Loaded, rank: RankSession) -> int:
     if request.trains:  # handlers are set before the ranks meet: a scheduler may end a job whose ranks still wait
         rank.monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
     rank.meet(job, monitors.environment(job))
-    from dslpar.training.session import Session  # imports torch, as the modules that `_train` imports
+    from dslpar.training.run_loop import interrupt_logged  # imports torch, as the modules that `_train` imports
+    from dslpar.training.session import Session
 
     session = Session(job, loaded.config, rank.world, rank.monitor, source.identity)
     session.extend_timeouts()
@@ -92,7 +93,8 @@ def _run(loaded: Loaded, rank: RankSession) -> int:
     # Every rank has read the config by now. The config may be in the run folder, whose files change from here on.
     stored, folder = claim_run_folder(session, job, request, loads=request.loads_checkpoint)
     rank.log_to_run_folder(folder)
-    return _train(loaded, session, stored, folder)
+    with interrupt_logged(session, job):
+        return _train(loaded, session, stored, folder)
 
 
 def _train(loaded: Loaded, session: Session, stored: Checkpoint | None, folder: Path | None) -> int:

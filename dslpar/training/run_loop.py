@@ -5,7 +5,9 @@ Shared by train.py and `fit`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from logging import INFO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,13 +15,16 @@ from dslpar.checkpoint import Checkpoint
 from dslpar.core.catalog import raise_finding
 from dslpar.data.loader import StepData
 from dslpar.engine.engine import Engine
-from dslpar.reporting import run_dir
+from dslpar.layout.resolve import Job
+from dslpar.reporting import logging, run_dir
 from dslpar.reporting.logging import log
+from dslpar.reporting.resume_hint import resume_hint
 from dslpar.training.events import Hook
 from dslpar.training.loop import Record, Trainer
 from dslpar.training.metrics import log_job
 from dslpar.training.request import Request
 from dslpar.training.session import Session
+from dslpar.watchdog.failure_reports import is_interrupt
 
 MakeData = Callable[[], tuple[StepData, StepData | None]]
 """Makes the training and evaluation data, once the engine is at the step from which the run continues."""
@@ -71,6 +76,21 @@ def run_loop(
     saved = trainer.last_checkpoint
     log.info("told to stop: %s", f"step {engine.steps_done} is saved in {saved}" if saved else "not saved")
     return Outcome(record, session.mark_stopped(engine.steps_done, saved))
+
+
+@contextlib.contextmanager
+def interrupt_logged(session: Session, job: Job) -> Iterator[None]:
+    """Log an interrupt (Ctrl-C) on rank 0, with the step that --resume goes on from. The run ends without saving."""
+    try:
+        yield
+    except BaseException as error:
+        if is_interrupt(error) and session.world.index == 0:
+            line = f"interrupted{resume_hint(job)}"
+            if session.monitor is not None and session.monitor.is_supervised:
+                logging.log_to_file(line, INFO)  # `dslpar launch` prints the same
+            else:
+                log.info("%s", line)
+        raise
 
 
 def log_complete(step: int, steps: int) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -21,7 +22,7 @@ _MAX_LINE = 500
 def make_report(who: Rank, at: str, error: BaseException, trace: TracebackType | None) -> Report:
     """Return the report of an exception that nobody caught. `at`: the rank's stage and step."""
     kind: Kind = "consequence" if is_lost_peer(error) else "cause"
-    if isinstance(error, KeyboardInterrupt):  # even if a peer was lost meanwhile, by the same interrupt
+    if is_interrupt(error):  # even if a peer was lost meanwhile, by the same interrupt
         kind = "interrupt"
     line = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:_MAX_LINE]
     if isinstance(error, DslparError):
@@ -61,20 +62,29 @@ _LOST = re.compile(
 _GLOO = re.compile(r"\[[^\]]*gloo/|Gloo ")
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether this error is a KeyboardInterrupt, or the loss of a peer that was raised while it was handled."""
+    interrupted = any(isinstance(link, KeyboardInterrupt) for link in _chain(error))
+    return isinstance(error, KeyboardInterrupt) or (interrupted and is_lost_peer(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, then those that it was raised from, or during the handling of which it was raised."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether a lost peer is the cause of this error, or of an error that it was raised from.
 
     The text decides, since gloo's errors are plain RuntimeErrors. In addition torch.distributed must have raised the
     error, since a dataset on a network may raise errors with the same text.
     """
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        if _is_of_distributed(link) and _LOST.search(str(link)):
-            return True
-        link = link.__cause__ or link.__context__
-    return False
+    return any(_is_of_distributed(link) and _LOST.search(str(link)) for link in _chain(error))
 
 
 def _is_of_distributed(error: BaseException) -> bool:
@@ -109,7 +119,8 @@ help: the line above is not the cause: CUDA_LAUNCH_BLOCKING=1, or AMD_SERIALIZE_
 """
 _DISK = """\
 CKP230 disk-full: a file could not be written
-help: free space there, or use another folder, train.output_dir=...; --resume continues from the last checkpoint
+help: if that is the run's file system, move the folder of the run and name its new place, train.output_dir=..., or
+      free space; then --resume goes on from the last checkpoint
 """
 _NO_ROOM = (28, 122)
 """ENOSPC and EDQUOT."""

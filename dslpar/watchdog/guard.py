@@ -95,6 +95,8 @@ _PAUSE_S = 2.0
 """A longer gap between two turns of the loop counts as a pause of this guard, and is subtracted from waiting times."""
 _LAUNCHERS_S = 2.0
 """Time for launchers to end by themselves when a host and this guard's rank are gone."""
+_ANSWER_S = 0.5
+"""Time for the hub to answer which rank failed first. It is short: a launcher may be killing this guard's rank."""
 _COLLECT_S = 3.0
 """Time for all ranks to show their stacks."""
 
@@ -169,6 +171,8 @@ class Guard:
         """Link to `dslpar launch`, if that is on another host."""
         self.host_lost = False
         """Whether a host is gone, so that launchers may wait for it forever."""
+        self.first_failed: int | None = None
+        """The rank that failed first, by the hub's order; None: the hub has not ended the job."""
         self.launchers: Sequence[orphans.Process] = ()
         self._beat_s, self._beat_progress = 0.0, Progress()
         self._collecting_since_s, self._stuck = 0.0, ""
@@ -366,17 +370,21 @@ class Guard:
 
     def _greet(self) -> Message:
         """Return the hub's answer to a guard's hello."""
-        end = {"end": True, "host_lost": self.host_lost} if self.state is State.ENDING else {}
-        return {**self._hello(), **end}
+        return {**self._hello(), **(self._end() if self.state is State.ENDING else {})}
+
+    def _end(self) -> Message:
+        """Return the hub's order to end the job."""
+        first = {} if self.first_failed is None else {"first": self.first_failed}
+        return {"end": True, "host_lost": self.host_lost, **first}
 
     def _hello(self) -> Message:
         """Return a guard's first message: its rank's name and progress, and whether the guard knows of an abort."""
         aborted = {"aborted": True} if self.rank.page.abort_seen else {}
         return {"who": str(self.rank.who), "host": self.settings.host, "at": self._at(), **aborted}
 
-    def _handle_peer(self, message: Message) -> None:
+    def _handle_peer(self, rank: int, message: Message) -> None:
         if message.get("failed"):
-            self.handle(Event.JOB_FAILED, EndReason())
+            self.handle(Event.JOB_FAILED, EndReason(reporter=rank))
         if message.get("aborted"):
             self.handle(Event.PEER_ABORTED)
         if "stuck" in message and not self.rank.page.abort_seen:
@@ -384,6 +392,7 @@ class Guard:
 
     def _handle_hub(self, message: Message) -> None:
         if message.get("end"):
+            self.first_failed = message.get("first", self.first_failed)
             self.handle(Event.JOB_ENDS, message.get("host_lost", False))
         if message.get("aborted"):
             self.handle(Event.PEER_ABORTED)
@@ -412,26 +421,51 @@ class Guard:
         if self.link.connection is None:
             self.end_job(reason)
         else:
-            self._publish(reason)
+            if reason.verdict is not None:
+                self._mark(reason.verdict)
             self.link.connection.send({"failed": True})
+            self._publish(reason)
             self.rank.end(Ending.JOB_FAILED, self.now)
 
     def end_job(self, reason: EndReason) -> None:
         """Publish the cause, and end all ranks that this guard can reach."""
         self.host_lost = reason.host_lost
-        self._publish(reason)
+        if reason.verdict is not None:
+            self._mark(reason.verdict)
         if self.hub is not None:
-            self.hub.broadcast({"end": True, "host_lost": self.host_lost})
+            self.first_failed = reason.first_failed(self.settings.rank)
+            self.hub.broadcast(self._end())
+        self._publish(reason)
         self.rank.end(Ending.JOB_FAILED, self.now)
 
     def _publish(self, reason: EndReason) -> None:
-        """Report the verdict that this guard has found: to `dslpar launch` if possible, otherwise on the terminal."""
-        if (verdict := reason.verdict) is None:
-            return
-        self._mark(verdict)
+        """Print the verdict that this guard has found, unless `dslpar launch` reports it.
+
+        Several ranks may leave at the same time, so that each guard finds its own rank gone and knows of no other. The
+        hub decides which of them was first, and the others print nothing. Without the hub's answer, the verdict leaves
+        the order open.
+        """
         out_of_reach = self.settings.launch and self.launch.connection is None
-        if not self.settings.supervised or out_of_reach:  # nobody else reports it
-            _write(verdict.message(verdicts.held_note(reason.held_s) if verdict.weak else ""))
+        if (verdict := reason.verdict) is None or (self.settings.supervised and not out_of_reach):
+            return
+        first = self._ask_first()
+        if first not in (None, verdict.who.rank, self.settings.rank):
+            return
+        notes = [verdicts.held_note(reason.held_s)] if verdict.weak else []
+        if first is None and (unordered := verdicts.without_order(verdict)) != verdict:
+            verdict, notes = unordered, [verdicts.ORDER_UNKNOWN, *notes]
+        _write(verdict.message("; ".join(notes)))
+
+    def _ask_first(self) -> int | None:
+        """Return the rank that failed first, by the hub's order; None: the hub does not answer, or cannot know."""
+        if self.settings.world_size == 1:
+            return self.settings.rank
+        if self.hub is not None:  # a guard that has not connected yet may have found its rank gone before
+            return self.first_failed if len(self.hub.peers) == self.settings.world_size - 1 else None
+        deadline_s = time.monotonic() + _ANSWER_S
+        while self.first_failed is None and self.link.is_open and time.monotonic() < deadline_s:
+            self.poller.poll(_POLL_S / 2)
+        return self.first_failed
 
     def _mark(self, verdict: Verdict) -> None:
         """Write the mark of a verdict to the rank's folder, and send it to `dslpar launch` on another host."""

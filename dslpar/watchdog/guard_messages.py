@@ -1,7 +1,7 @@
 """Guards' messages: their fields, and the checks of their values. Anything else is an invalid message.
 
     guard to hub        who, host, at, aborted | at | failed | aborted | stuck (reason) | stacks, at | bye
-    hub to guard        who, host, at, aborted | at | end, host_lost | aborted | show | bye
+    hub to guard        who, host, at, aborted | at | end, host_lost, first | aborted | show | bye
     guard to launch     at | mark (name), text
     launch to guard     stop (signal)
 
@@ -14,6 +14,7 @@ In this table `|` separates the kinds of messages, and each kind is listed by it
     stuck               why the rank counts as stuck
     show, stacks        the hub asks for the stacks of the guard's rank, and the guard sends them
     end, host_lost      the guard must end its rank; whether the cause is a lost host
+    first               the rank that failed first, in the order in which the hub learned of failures
     mark, text          a mark's file name and its contents (marks.py)
     stop                a signal that the guard must send to its rank
     bye                 the sender leaves in order
@@ -89,7 +90,15 @@ def _is_stop(value: object) -> bool:
 _BEAT: Fields = {"at": _is_beat, "bye": is_flag}
 _NAMES: Fields = {"who": is_name, "host": is_name}
 TO_HUB: Fields = {**_BEAT, **_NAMES, "failed": is_flag, "aborted": is_flag, "stuck": is_name, "stacks": is_text}
-FROM_HUB: Fields = {**_BEAT, **_NAMES, "end": is_flag, "host_lost": is_flag, "aborted": is_flag, "show": is_flag}
+FROM_HUB: Fields = {
+    **_BEAT,
+    **_NAMES,
+    "end": is_flag,
+    "host_lost": is_flag,
+    "first": is_step,
+    "aborted": is_flag,
+    "show": is_flag,
+}
 TO_LAUNCH: Fields = {**_BEAT, "mark": _is_mark, "text": _is_any_text}
 FROM_LAUNCH: Fields = {"stop": _is_stop}
 

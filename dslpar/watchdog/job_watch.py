@@ -122,6 +122,10 @@ class JobWatch:
         self._read_marks()
         return [mark for _, mark in sorted(self._marks.items()) if isinstance(mark, Rank)]
 
+    def all_gone(self) -> bool:
+        """Return whether the processes of all ranks that have started are gone."""
+        return all(who.rank in self._gone for who in self.started())
+
     def all_ended(self, ranks: range) -> bool:
         """Return whether all ranks in `ranks` ended in order."""
         self._read_marks()

@@ -47,15 +47,15 @@ class Peer:
 class Hub:
     """The hub's side of its connections to all other guards, which are called peers here.
 
-    `greet` returns the hub's answer to a peer's first message. `handle` is called with each message from a peer. `log`
-    prints a line.
+    `greet` returns the hub's answer to a peer's first message. `handle` is called with each peer's rank and
+    message. `log` prints a line.
     """
 
     def __init__(
         self,
         poller: Poller,
         greet: Callable[[], Message],
-        handle: Callable[[Message], None],
+        handle: Callable[[int, Message], None],
         log: Callable[[str], None],
     ) -> None:
         self.peers: dict[int, Peer] = {}
@@ -110,7 +110,7 @@ class Hub:
             peer.progress = Progress(*message.get("at", peer.progress))
             peer.left |= message.get("bye", False)
             peer.stacks = message.get("stacks", peer.stacks)
-            self._handle(message)
+            self._handle(connection.rank, message)
         if not connection.open:  # the peer may connect again; if it does not, `silent_host` notices
             self._poller.drop(connection)
             if (peer := self.peers.get(connection.rank)) is not None and peer.connection is connection:
@@ -138,14 +138,18 @@ class HubLink:
         self._handshake: Handshake | None = None
         self._hello: Message = {}
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether there is a connection that neither side has closed."""
+        return self.connection is not None and self.connection.open
+
     def connect(self, hub: str, hello: Message, now: float) -> None:
         """Begin to connect to `hub` (address:port:secret), unless connected, or the last attempt was just now.
 
         `hello`: the guard's first message. If `hub` has no secret, the job's secret from `dslpar launch` is used.
         """
-        is_open = self.connection is not None and self.connection.open
         pause_s = SILENCE_S if self._handshake or self.unreachable else BEAT_S
-        if self.left or is_open or not hub or now - self.tried_s < pause_s:
+        if self.left or self.is_open or not hub or now - self.tried_s < pause_s:
             return
         self.give_up()
         self.tried_s, self.wanted_s = now, self.wanted_s or now
@@ -187,8 +191,7 @@ class HubLink:
 
         `closed_s`: as in `Hub.silent_host`.
         """
-        is_open = self.connection is not None and self.connection.open
-        patience_s = SILENCE_S if is_open else closed_s
+        patience_s = SILENCE_S if self.is_open else closed_s
         return bool(self.received_s) and not self.left and now - self.received_s > patience_s
 
     def was_never_met(self, now: float) -> bool:

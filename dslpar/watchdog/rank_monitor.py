@@ -91,6 +91,11 @@ class RankMonitor:
         self._guard: subprocess.Popen[bytes] | None = self._start_guard()
 
     @property
+    def is_supervised(self) -> bool:
+        """Return whether `dslpar launch` reports the job's end to the user."""
+        return self._settings.supervised
+
+    @property
     def location(self) -> str:
         """This rank's name and progress: rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12."""
         return join_location(self.who, self.page.progress().describe())

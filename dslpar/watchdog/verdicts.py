@@ -31,6 +31,14 @@ class EndReason(NamedTuple):
     """Whether a host is gone, so that launchers may wait for it forever."""
     held_s: float = 0.0
     """Time for which a weak verdict was held back."""
+    reporter: int = -1
+    """The rank whose guard has reported the failure to the hub; -1: this guard has found it."""
+
+    def first_failed(self, own: int) -> int:
+        """Return the rank that failed, in the hub; `own`: the hub's rank."""
+        if self.reporter >= 0:
+            return self.reporter
+        return self.verdict.who.rank if self.verdict is not None else own
 
 
 def of_rank(rank: Rank, how: str, at: str, text: str = "", number: int = 0) -> Verdict:
@@ -72,6 +80,19 @@ def _describe_death(status: int | None, stack: str, *, exited: bool) -> str:
         killer = ": most often from the kernel's out-of-memory killer" if number == signal.SIGKILL else ""
         return f"was the first to end, by {signal.Signals(number).name}{killer}"
     return f"was the first to end{code}, by os._exit or C's exit"
+
+
+ORDER_UNKNOWN = "which rank ended first is unknown"
+_CLAIMS = {"was the first to end": "ended", "crashed first": "crashed"}
+"""Claims about the order in which ranks ended, and what remains true of each if the order is unknown."""
+
+
+def without_order(verdict: Verdict) -> Verdict:
+    """Return a verdict that leaves open which rank ended first; the same verdict if it does not claim an order."""
+    for claim, rest in _CLAIMS.items():
+        if verdict.how.startswith(claim):
+            return verdict._replace(how=rest + verdict.how.removeprefix(claim))
+    return verdict
 
 
 def is_abort(status: int | None, stack: str) -> bool:

@@ -38,6 +38,20 @@ def test_a_program_s_ranks_are_told(deterministic: bool, tmp_path: Path, monkeyp
     assert on_ranks(2, _started, path, init="deepspeed") == [(deterministic, expected)] * 2
 
 
+def _drawn(path: str, seed: int) -> list[float]:
+    dslpar.start(path, [f"train.seed={seed}"])
+    return torch.nn.Linear(2, 2).weight.flatten().tolist()
+
+
+def test_a_model_that_a_program_builds_after_start_follows_the_seed(tmp_path: Path) -> None:
+    path = written(tmp_path, PIPE + "train = dict(steps=1)\n")
+    first, again, other = (on_ranks(2, _drawn, path, seed, init="deepspeed") for seed in (3, 3, 4))
+    torch.manual_seed(3)
+    expected = torch.nn.Linear(2, 2).weight.flatten().tolist()
+    assert first == again == [expected, expected], "on every rank, in every run"
+    assert other[0] != expected
+
+
 def test_what_the_user_says_stands() -> None:
     assert device_environment(job(True), {"NCCL_ALGO": "Tree"} | ALLOCATOR) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     assert device_environment(job(False), ALLOCATOR) == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -62,6 +63,11 @@ def test_a_run_that_diverges_ends_and_says_where(tmp_path: Path) -> None:
         in said
     )
     assert "the first such value: the output of " in said
+    assert re.search(r"<command line>:1:\d+: PRE230 .*\n.*optimizer.lr=1e30", said), "the place is the lr"
+    hint = (
+        "help: a smaller optimizer.lr than 1e+30; or a warm-up, lr_scheduler.warmup_steps; or train.clip_grad_norm=1.0"
+    )
+    assert f"{hint}\n" in said
     assert f", on rank 0 of 1 on {os.uname().nodename}, stage 0 (pipe 0, data 0, tensor 0), step 5" in said
     assert "Traceback" not in said
 

@@ -350,9 +350,17 @@ def test_consequences_alone_are_told(tmp_path: Path) -> None:
     assert "Connection closed by peer" in death.trace
 
 
-def test_an_interrupt_is_one_line_even_while_a_peer_goes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "then",
+    [
+        f"try:\n    {GLOO_ERROR}\nexcept RuntimeError:\n    raise KeyboardInterrupt",
+        f"try:\n    raise KeyboardInterrupt\nfinally:\n    {GLOO_ERROR}",
+    ],
+    ids=["after the loss of a peer", "before it"],
+)
+def test_an_interrupt_is_one_line_even_while_a_peer_goes(tmp_path: Path, then: str) -> None:
     watch = job_watch.JobWatch(tmp_path)
-    process = rank(tmp_path, f"try:\n    {GLOO_ERROR}\nexcept RuntimeError:\n    raise KeyboardInterrupt")
+    process = rank(tmp_path, then)
     assert end(process, watch) == "[rank 0 of 2 on node] interrupted\n"
     assert process.returncode == 130
     assert watch.first_failure(None) is None
@@ -596,6 +604,21 @@ while not (here / "leave").exists():
 (marks / "0.stopped").write_text(json.dumps([7, {saved!r}, 75, False])); (marks / "0.ended").touch()
 sys.exit(75)
 """
+
+
+def test_ctrl_c_says_where_a_resume_goes_on_and_no_launcher_prints_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step_000020").mkdir(parents=True)
+    then = "signal.signal(signal.SIGINT, lambda *_: os._exit(130)); (here / 'log.txt').touch()"
+    rank = FAKE_RANK.format(folder=str(tmp_path), then=then, saved="")
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}], check=True)"
+    process = supervised(tmp_path, launcher)
+    wait_for(tmp_path / "ready")
+    process.send_signal(signal.SIGINT)
+    said = "dslpar launch: stopped by SIGINT; --resume goes on from step 20; no process is left\n"
+    assert process.communicate()[1] == said
+    assert process.returncode == 128 + signal.SIGINT
+    assert processes_with(f"SUPERVISED={tmp_path}") == []
+    assert run_list._last_words(tmp_path / "log.txt") == ("INFO", said.rstrip()), "for `dslpar runs`"
 
 
 def wait_for(path: Path, text: str = "") -> None:

@@ -5,8 +5,8 @@ module's name is the value of --launcher; no other list must be changed.
 
 The variables come from the launchers' manuals, and from tests with DeepSpeed 0.19, OpenMPI 5 and MPICH 5.
 
-    >>> launched_by({"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"})
-    'MPICH'
+    >>> LAUNCHERS["mpich"].variables.rank
+    'PMI_RANK'
 """
 
 from __future__ import annotations
@@ -31,16 +31,3 @@ def _load() -> Mapping[str, Launcher]:
 
 LAUNCHERS = _load()
 VARIABLES: tuple[RankVariables, ...] = tuple(dict.fromkeys(launcher.variables for launcher in LAUNCHERS.values()))
-
-
-def launched_by(environ: Mapping[str, str]) -> str:
-    """Return the title of the launcher that started this process as one of several; empty if there is none.
-
-    Two cases do not count: a terminal's shell (`srun --pty`), and an environment with only RANK and WORLD_SIZE.
-    Kubernetes uses these two to number hosts, each with a single process.
-    """
-    for variables in VARIABLES:
-        if variables.are_set(environ) and int(environ[variables.world_size]) > 1:
-            titles = [launcher.title for launcher in LAUNCHERS.values() if launcher.variables == variables]
-            return "" if "SLURM_PTY_PORT" in environ else " or ".join(titles)
-    return ""

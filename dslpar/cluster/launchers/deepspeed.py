@@ -136,6 +136,7 @@ def _findings(context: Context) -> Iterator[Finding]:
 LAUNCHER = Launcher(
     title="deepspeed",
     variables=TORCH_VARIABLES,
+    marks=("CROSS_SIZE",),
     processes=("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
     ends_with_job={"deepspeed.launcher.launch": ""},  # the runner ends with the launcher that it runs
     program="deepspeed",

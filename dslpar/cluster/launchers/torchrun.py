@@ -41,6 +41,7 @@ def _commands_without_ssh(context: Context) -> Iterator[Command]:
 LAUNCHER = Launcher(
     title="torchrun",
     variables=TORCH_VARIABLES,
+    marks=("TORCHELASTIC_RUN_ID",),
     processes=("torchrun", "torch.distributed.run", "torch.distributed.launch"),
     program="torchrun",
     install="pip install torch",

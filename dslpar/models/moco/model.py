@@ -13,7 +13,6 @@ Gradient accumulation would change both, so a step is one micro-batch per replic
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -59,10 +58,9 @@ class MoCo(section.MoCo, LayeredModel):
 
     def after_step(self, module: nn.Module, progress: float) -> None:
         """Move the momentum encoder towards the encoder; `progress`, from 0 to 1, is the share of all steps done."""
-        kept = 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
         contrast = module.get_submodule("moco")
         assert isinstance(contrast, MomentumContrast)
-        contrast.update_momentum_encoder(kept)
+        contrast.update_momentum_encoder(self.momentum_at(progress))
 
 
 class MomentumContrast(Layer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from dslpar.schema.fields import key, section
@@ -31,6 +32,10 @@ class MoCo(ImageModel):
     """Share of the momentum encoder that a step keeps, at the start; it rises to 1 along half a cosine."""
     layernorm_eps: PositiveFloat = key(default=1e-6, resume="refused")
     """Added to the variance before the square root."""
+
+    def momentum_at(self, progress: float) -> float:
+        """Return the share that a step keeps; `progress`, from 0 to 1, is the share of all steps that are done."""
+        return 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
 
     @property
     def ffn_size(self) -> int:

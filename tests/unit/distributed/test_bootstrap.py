@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dslpar.cluster.launchers import launched_by
 from dslpar.core.errors import DslparError
 from dslpar.distributed.bootstrap import local_device_index, read_distributed_env
 from dslpar.distributed.distributed_env import DistributedEnv
@@ -77,7 +76,7 @@ LAUNCHED = {
     ),
     "torchrun inside Slurm": (
         {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "LOCAL_WORLD_SIZE": "4"}
-        | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+        | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "TORCHELASTIC_RUN_ID": "none"}
         | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
         DistributedEnv(3, 4, 1, 4, "n0", 1),
     ),
@@ -135,16 +134,6 @@ def test_a_rank_that_sees_its_own_accelerator_alone_takes_that() -> None:
     assert [local_device_index(dist_env, seen) for seen in (0, 1, 4, 8)] == [5, 0, 5, 5]
 
 
-def test_who_has_started_this_process() -> None:
-    assert launched_by({}) == ""
-    assert launched_by(LAUNCHED["a batch script of Slurm, without srun"][0]) == ""
-    assert launched_by({"PMI_RANK": "0", "PMI_SIZE": "1"}) == ""
-    assert launched_by(LAUNCHED["srun"][0]) == "Slurm"
-    assert launched_by(LAUNCHED["mpiexec of MPICH"][0]) == "MPICH"
-    assert launched_by({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n0"}) == "", "a host of a Kubernetes job"
-    assert launched_by(dict(LAUNCHED["srun"][0]) | {"SLURM_PTY_PORT": "4000"}) == "", "srun --pty bash"
-
-
 def test_several_hosts_need_an_address() -> None:
     with pytest.raises(DslparError, match="MASTER_ADDR") as caught:
         read_distributed_env(OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
@@ -155,6 +144,13 @@ def test_openmpi_knows_rank_0_s_host() -> None:
     code = "import os; from dslpar.cluster import pmix; print(pmix.host_of_rank_0(os.environ))"
     done = start([*mpirun(2), sys.executable, "-c", code], 60)
     assert (done.status, done.output.split()) == (0, [socket.gethostname()] * 2)
+
+
+def test_ranks_of_mpirun_do_not_run_alone_because_of_variables_that_are_left_over() -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    done = start([*mpirun(2), sys.executable, "-m", "dslpar.training", "--config", "configs/gpt_3d.py"], 60, **environ)
+    assert done.status == 1
+    assert done.output.count("HST229 launchers-disagree") == 1, "only rank 0 reports it"
 
 
 def test_openmpi_s_variables_without_its_daemon() -> None:
@@ -174,11 +170,21 @@ def test_tasks_at_arbitrary_nodes_need_an_address() -> None:
     assert read_distributed_env(environ | {"MASTER_ADDR": "gpu08"}).master_addr == "gpu08"
 
 
-def test_half_a_place_is_refused_not_run_as_many_worlds_of_one() -> None:
-    with pytest.raises(DslparError, match="LOCAL_RANK"):
-        read_distributed_env({"WORLD_SIZE": "4", "RANK": "1"})
-    with pytest.raises(DslparError, match="PMI_SIZE is 4, but MPI_LOCALRANKID is not set"):
-        read_distributed_env({"PMI_RANK": "1", "PMI_SIZE": "4"})
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"WORLD_SIZE": "4", "RANK": "1"}, "WORLD_SIZE is 4, but LOCAL_RANK is not set"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, "PMI_SIZE is 4, but MPI_LOCALRANKID is not set"),
+        ({"WORLD_SIZE": "all"}, "WORLD_SIZE is 'all', not a whole number"),
+        ({"WORLD_SIZE": "2", "RANK": "", "LOCAL_RANK": "0"}, "RANK is '', not a whole number"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0"}, "RANK is 2, but WORLD_SIZE is 2"),
+        ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0", "MASTER_PORT": "any"}, "MASTER_PORT is 'any'"),
+    ],
+)
+def test_half_a_place_is_refused_not_run_as_many_worlds_of_one(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(DslparError, match=message) as caught:
+        read_distributed_env(environ)
+    assert caught.value.findings[0].code == "HST201"
 
 
 def test_nobody_imports_torch_or_mpi_to_find_out() -> None:

@@ -58,13 +58,13 @@ def test_metrics_are_cut_behind_the_checkpoint_whatever_else_stands_there(tmp_pa
 
 def test_an_error_is_added_to_the_log_of_a_run_that_has_just_written_there_alone(tmp_path: Path) -> None:
     log = tmp_path / run_dir.LOG
-    run_dir.append_error(tmp_path, "no log", 0)
+    run_dir.append_to_log(tmp_path, "ERROR", "no log", 0)
     assert not log.exists()
     log.write_text("before\n")
     os.utime(log, (1000, 1000))
-    run_dir.append_error(tmp_path, "of a job that never wrote here", 2000)
+    run_dir.append_to_log(tmp_path, "ERROR", "of a job that never wrote here", 2000)
     assert log.read_text() == "before\n"
-    run_dir.append_error(tmp_path, "rank 1 failed first:\n  ValueError\x1b\n", 500)
+    run_dir.append_to_log(tmp_path, "ERROR", "rank 1 failed first:\n  ValueError\x1b\n", 500)
     before, line, more = log.read_text().splitlines()
     assert (before, more) == ("before", "    ValueError\\x1b")
     assert line.endswith(" dslpar ERROR rank 1 failed first:")

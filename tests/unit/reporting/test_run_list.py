@@ -102,6 +102,16 @@ def test_images_are_counted_as_images(folder: Path) -> None:
         ("", "failed", "it ended after step 2, and log.txt does not say why"),
         (LOG + "step 2/3  loss 2.0\n", "failed", "it ended after step 2, and log.txt does not say why"),
         (LOG + "told to stop: step 2 is saved in out/checkpoints/step_000002\n", "stopped", "told to stop: step 2 is"),
+        (
+            LOG + "interrupted; --resume goes on from step 1\n",
+            "interrupted",
+            "interrupted; --resume goes on from step 1",
+        ),
+        (
+            LOG + "dslpar launch: stopped by SIGINT, after step 2; no process is left\n",
+            "interrupted",
+            "dslpar launch: stopped by SIGINT, after step 2",
+        ),
         (ERROR + "cfg.py:1:1: PRE230 not-finite: ...\n  help: a smaller lr\n", "failed", "cfg.py:1:1: PRE230 not-fi"),
         (
             ERROR + "dslpar launch: rank 1 of 4 on h, step 2, failed first:\n    Traceback\n    ValueError: bad\n",
@@ -114,7 +124,7 @@ def test_images_are_counted_as_images(folder: Path) -> None:
             "it ended after step 2, and log.txt does not say why",
         ),  # an error of an earlier leg
     ],
-    ids=["silent", "mid-step", "stopped", "finding", "traceback", "earlier-leg"],
+    ids=["silent", "mid-step", "stopped", "Ctrl-C", "Ctrl-C of dslpar launch", "finding", "traceback", "earlier-leg"],
 )
 def test_how_a_run_ended_is_read_from_its_log(folder: Path, text: str, state: str, reason: str) -> None:
     log(folder, text)

@@ -353,6 +353,16 @@ def test_a_rank_that_leaves_by_itself_in_the_middle_ends_the_others(tmp_path: Pa
         assert said.endswith(": it left in the middle of the run")
 
 
+def test_one_of_several_ranks_that_leave_together_is_named_first(tmp_path: Path) -> None:
+    """Each guard finds its own rank gone, before it hears of another one. Rank 0's guard decides."""
+    with Ranks(tmp_path, *[when_all_have_met("os._exit(3)")] * 3) as ranks:
+        let_go(ranks)
+        ranks.statuses()
+        said = "\n".join(ranks.all_said())
+        assert said.count("was the first to end") == 1
+        assert said.count("os._exit") == 1, "the others say nothing of the kind"
+
+
 @pytest.mark.prove
 def test_a_job_that_was_suspended_does_not_hang(tmp_path: Path) -> None:
     """`scontrol suspend` stops rank and guard alike."""
@@ -715,7 +725,8 @@ def test_an_abort_is_held_back_and_then_told(
     one._held_since_s -= HELD_BACK_S + 0.1
     one._tick()
     assert one.state is State.GONE
-    assert capfd.readouterr().err.endswith("that has lost a peer (no better cause was known 7 s later)\n")
+    unknown = "which rank ended first is unknown; no better cause was known 7 s later"
+    assert capfd.readouterr().err.endswith(f"that has lost a peer ({unknown})\n"), "no other guard has connected"
     assert one.rank.page.ending
     one.poller.close()
 
@@ -782,11 +793,11 @@ def test_an_abort_elsewhere_is_passed_on_and_who_waits_for_that_rank_does_not_ha
     connection: Any = Sent()
     assert one.hub is not None
     one.hub.peers[1] = Peer(connection, 1, "host1", one.now)
-    one._handle_peer({"stuck": "step 7 takes longer than 1 s"})
+    one._handle_peer(1, {"stuck": "step 7 takes longer than 1 s"})
     assert one.state is State.COLLECTING
     for _ in range(2):
-        one._handle_peer({"aborted": True})
-        one._handle_peer({"stuck": "step 7 takes longer than 1 s"})
+        one._handle_peer(1, {"aborted": True})
+        one._handle_peer(1, {"stuck": "step 7 takes longer than 1 s"})
         assert one.state is State.WATCHING
     assert connection.sent == [{"show": True}, {"aborted": True}]
     assert one.rank.page.abort_seen

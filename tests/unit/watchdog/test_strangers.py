@@ -134,7 +134,7 @@ def test_ranks_of_one_host_whatever_the_address(env: DistributedEnv, one_host: b
 def test_two_who_take_each_other_s_connection_are_not_silent() -> None:
     """Each is displaced before it has sent anything: its proof of the secret is enough of a sign, on both sides."""
     poller, link_poller = Poller(), Poller()
-    hub = peers.Hub(poller, lambda: {"who": "rank 0", "host": "a", "at": ["", "", 0]}, lambda _: None, lambda _: None)
+    hub = peers.Hub(poller, lambda: {"who": "rank 0", "host": "a", "at": ["", "", 0]}, lambda *_: None, lambda _: None)
     port = hub.listen(SECRET, 2, loopback=True)
     link = peers.HubLink(link_poller, SECRET, 1, lambda _: None)
     hello = {"who": "rank 1", "host": "b", "at": ["", "", 0]}
