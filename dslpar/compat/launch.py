@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 
-import torch
 import torch.distributed as dist
 
 from dslpar import api
