@@ -80,20 +80,25 @@ def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
     if args.target.endswith(_CONFIGS):
         cls, config, policy = _written(args.target, parser)
     else:
-        name, policy = args.target if "." in args.target else f"transformers.{args.target}", None
-        try:
-            cls = locate(name, Location("<command line>"))
-            config = cls.config_class()
-        except (DslparError, AttributeError) as error:
-            parser.error(f"{args.target} is not a transformers model: {str(error).partition(chr(10))[0]}")
+        cls, config, policy = _class(args.target, parser), None, None
     changes: dict[str, Any] = {}
     for change in args.changes:
         key, equals, value = change.partition("=")
         if not equals:
             parser.error(f"{change!r} is not key=value")
         changes[key] = _parsed(value)
-    miniature = import_with_torch("dslpar.policies.check")
-    return miniature.Subject(cls, miniature.shrunk(config, changes), args.policy or policy)
+    return import_with_torch("dslpar.policies.check").miniature_of(cls, config, changes, args.policy or policy)
+
+
+def _class(target: str, parser: argparse.ArgumentParser) -> Any:
+    """Return the transformers class with this name, or with this full name."""
+    try:
+        cls = locate(target if "." in target else f"transformers.{target}", Location("<command line>"))
+    except DslparError as error:
+        parser.error(f"{target} is not a transformers model: {str(error).partition(chr(10))[0]}")
+    if not (isinstance(cls, type) and hasattr(cls, "config_class") and hasattr(cls, "main_input_name")):
+        parser.error(f"{target} is not a transformers model: it is no class with a config")
+    return cls
 
 
 def _written(path: str, parser: argparse.ArgumentParser) -> tuple[Any, Any, object]:

@@ -12,10 +12,15 @@ from contextlib import ContextDecorator
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 
-NEEDS_OWN_CODE = "open a dslpar issue that names this model: dslpar needs code of its own for it"
-"""Hint of findings about models that no config and no policy can make work."""
+UNSPLIT = "dslpar.initialize(config, model=..., criterion=...) without parallel.tensor and parallel.pipeline runs it whole"
+"""Hint of findings about models that no config and no policy can split."""
+NEEDS_OWN_CODE = f"{UNSPLIT}; dslpar needs code of its own to split it"
+"""Hint of findings about models whose code does something that dslpar has no counterpart for."""
 
-_CODE = (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError)
+_CODE = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
+    *(NameError, NotImplementedError, TypeError, ValueError),
+)
 _MACHINE = re.compile(r"out of memory|gloo|nccl|cuda|hip|xpu|timed out|connection", re.IGNORECASE)
 
 
