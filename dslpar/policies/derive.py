@@ -20,6 +20,8 @@ from transformers.pytorch_utils import Conv1D
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 from dslpar.policies import probe
+from dslpar.policies.draft import drafted
+from dslpar.policies.errors import UNSPLIT
 from dslpar.policies.replacement_modules import features
 from dslpar.schema.policy import WITHOUT_ROUTER_NOISE, Names, Policy, match
 
@@ -73,7 +75,9 @@ def derive(model: Any, plan: Mapping[str, str] | None = None) -> Policy:
     problems = found.problems if found else ["transformers has no tensor plan for it"]
     if problems:
         message = f"{type(model).__name__}: {'; '.join(problems)}"
-        raise DslparError([finding("TEN234", message, "give the model a policy", key="model.policy")])
+        hint = drafted(model)
+        hint = f"{hint}, a draft for `dslpar policy check`" if hint else UNSPLIT
+        raise DslparError([finding("TEN234", message, hint, key="model.policy")])
     return found.policy()
 
 
@@ -81,6 +85,11 @@ def plan_of(cls: Any, prefix: str) -> dict[str, str]:
     """Return a class's tensor plan, for a model whose base model has the name `prefix`."""
     base = cls.config_class.base_model_tp_plan or {}
     return {f"{prefix}.{pattern}": word for pattern, word in base.items()} | dict(cls._tp_plan or {})
+
+
+def _has_tables_per_layer(config: Any) -> bool:
+    """Return whether a config may add a second token table, whose rows are inputs of all layers (Gemma 3n, Gemma 4)."""
+    return hasattr(config, "hidden_size_per_layer_input")
 
 
 class _Derivation:
@@ -185,7 +194,10 @@ class _Derivation:
             inner_norms=tuple(self._inner_norms()),
             fused=self._fused(),
             local=self._local(),
-            requires=WITHOUT_ROUTER_NOISE if self.experts else {},
+            requires={
+                **(WITHOUT_ROUTER_NOISE if self.experts else {}),
+                **({"hidden_size_per_layer_input": 0} if _has_tables_per_layer(self.config) else {}),
+            },
         )
 
     def _first(self, pattern: str) -> Any:
