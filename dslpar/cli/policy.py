@@ -6,6 +6,7 @@ The check compares the results of every tensor mode with those of plain transfor
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import sys
@@ -27,7 +28,8 @@ def _add_class(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="CLASS", help=_CLASS)
     help = "changes to the miniature's config, such as num_attention_heads=6"
     parser.add_argument("changes", nargs="*", metavar="key=value", help=help)
-    parser.add_argument("--policy", metavar="NAME", help="use the policy of class NAME, or 'derived'; default: its own")
+    help = "the policy: a class's name, 'derived', or dict(...) as in a config; default: the class's own"
+    parser.add_argument("--policy", metavar="POLICY", help=help)
 
 
 def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +89,21 @@ def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
         if not equals:
             parser.error(f"{change!r} is not key=value")
         changes[key] = _parsed(value)
-    return import_with_torch("dslpar.policies.check").miniature_of(cls, config, changes, args.policy or policy)
+    return import_with_torch("dslpar.policies.check").miniature_of(
+        cls, config, changes, _policy(args.policy, parser) or policy
+    )
+
+
+def _policy(text: str | None, parser: argparse.ArgumentParser) -> object:
+    """Return the policy of `--policy`: a name, or the fields of dict(...)."""
+    if text is None or not text.startswith("dict("):
+        return text
+    try:
+        call = ast.parse(text, mode="eval").body
+        fields = {each.arg: ast.literal_eval(each.value) for each in call.keywords} if isinstance(call, ast.Call) else {}
+    except (SyntaxError, ValueError) as error:
+        parser.error(f"--policy {text}: {str(error).partition(chr(10))[0]}")
+    return fields
 
 
 def _class(target: str, parser: argparse.ArgumentParser) -> Any:

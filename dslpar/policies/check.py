@@ -17,7 +17,7 @@ from dslpar.core.errors import DslparError
 from dslpar.distributed.forked_ranks import RankError, run_on_ranks
 from dslpar.layout.modes import cuboid_of
 from dslpar.policies import hf_parity
-from dslpar.policies.errors import as_findings
+from dslpar.policies.errors import OF_ITSELF, as_findings
 from dslpar.policies.hf_parity import Subject
 from dslpar.policies.miniature import default_config, dropping, shrunk
 from dslpar.policies.model import HuggingFaceModel
@@ -64,7 +64,7 @@ def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) 
     policy = HuggingFaceModel(*subject).policy
     torch.set_num_threads(1)  # ranks fork
     attention = hf_parity.plain_attention(subject.cls, subject.config)
-    with as_findings(f"{subject.cls.__name__}: plain transformers, with this config and these inputs,"):
+    with as_findings(f"{subject.cls.__name__}: plain transformers", OF_ITSELF):
         model, weights = hf_parity.plain(subject.cls, subject.config, attention)
         given, reference = hf_parity.reference(model, hf_parity.make_inputs(subject.config, policy.inputs), policy)
     for name, parallel in modes.items():

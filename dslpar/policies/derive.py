@@ -76,7 +76,7 @@ def derive(model: Any, plan: Mapping[str, str] | None = None) -> Policy:
     if problems:
         message = f"{type(model).__name__}: {'; '.join(problems)}"
         hint = drafted(model)
-        hint = f"{hint}, a draft for `dslpar policy check`" if hint else UNSPLIT
+        hint = f"{hint}, untested: `dslpar policy check` compares it" if hint else UNSPLIT
         raise DslparError([finding("TEN234", message, hint, key="model.policy")])
     return found.policy()
 

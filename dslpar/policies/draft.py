@@ -1,6 +1,7 @@
 """Draft a policy for a class that has none, from the usual names of linear layers in transformers.
 
-    policy=dict(blocks=['model.decoder.layers'], regions={...}, outward=[...])     # `drafted` returns this text
+    policy='RobertaForMaskedLM'                                                    # `drafted` returns such a text
+    policy=dict(blocks=['model.decoder.layers'], regions={...}, outward=[...])     # or such a one
 
 A draft is a text to write into a config, never a policy in use: `dslpar policy check` compares what it computes. What a
 draft lacks, such as attributes that count heads under unusual names, the next finding names.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,7 +20,8 @@ from transformers.pytorch_utils import Conv1D
 
 from dslpar.policies import probe
 from dslpar.policies.replacement_modules import features
-from dslpar.schema.policy import DECODER_INPUTS, match
+from dslpar.schema.policy import DECODER_INPUTS, Policy, match
+from dslpar.schema.transformers_policies import POLICIES
 
 _INWARD = {
     *("q_proj", "k_proj", "v_proj", "query", "key", "value", "q", "k", "v", "q_lin", "k_lin", "v_lin", "in_proj"),
@@ -41,9 +44,47 @@ _ENCODER_DECODER = ("input_ids", "attention_mask", "decoder_input_ids", "decoder
 
 
 def drafted(model: Any) -> str:
-    """Return the text of a policy for a model on the meta device; "" if no usual names are found."""
+    """Return the text of a policy for a model on the meta device; "" if no usual names are found.
+
+    It is the name of a class whose policy fits, or a draft of its own.
+    """
+    if found := fitting(model):
+        return f"policy={found!r}"
     fields = draft(model)
     return f"policy=dict({', '.join(f'{name}={value!r}' for name, value in fields.items())})" if fields else ""
+
+
+def fitting(model: Any) -> str:
+    """Return the name of a class whose policy names modules and attributes that the model has; "" if there is none."""
+    taken = inspect.signature(type(model).forward).parameters
+    return next((name for name, policy in POLICIES.items() if taken.keys() >= {*policy.inputs} and _fits(policy, model)), "")
+
+
+def _fits(policy: Policy, model: Any) -> bool:
+    named = dict(model.named_modules())
+    found = {pattern: [name for name in named if match([pattern], name)] for pattern in _patterns(policy)}
+    if not policy.regions or not all(found.values()) or not _covers(policy, named):
+        return False
+    read = [(each, own) for pattern, names in policy.local.items() for each in found[pattern] for own in names]
+    fused = [name for name in named if name.rpartition(".")[2] in policy.fused]
+    return all(hasattr(named[each], own) for each, own in read) and all(
+        features(named[name])[0] == policy.fused[name.rpartition(".")[2]] * features(named[name])[1] for name in fused
+    )
+
+
+def _patterns(policy: Policy) -> list[str]:
+    """Return the patterns of which each must name a module."""
+    return [*policy.blocks, *policy.regions, *policy.outward, *policy.inward, *policy.local, *policy.experts]
+
+
+def _covers(policy: Policy, named: Mapping[str, nn.Module]) -> bool:
+    """Return whether a policy names all linears with usual names in lists of modules."""
+    names = [*policy.outward, *policy.inward, *policy.routers]
+    for region, inward in policy.regions.items():
+        of = [each for group in inward.values() for each in group] if isinstance(inward, Mapping) else inward
+        names += [f"{region}.{each}" for each in of]
+    usual = [name for name in named if name.rpartition(".")[2] in _INWARD | _OUTWARD and re.search(r"\.\d+\.", name)]
+    return all(match(names, name) for name in usual)
 
 
 def draft(model: Any) -> dict[str, Any]:
@@ -164,9 +205,14 @@ def _inputs(model: Any, blocks: list[str]) -> dict[str, Any]:
     if "decoder_input_ids" in taken:
         return {"inputs": list(_ENCODER_DECODER)}
     back = {"whole": ["back"]} if _has_linears_after(model, blocks) else {}
-    if type(model).__name__.endswith(("CausalLM", "LMHeadModel", "Decoder")):
+    if type(model).__name__.endswith(("CausalLM", "LMHeadModel", "Decoder")) and not _has_own_positions(model):
         return back
     return {"inputs": [name for name in (*DECODER_INPUTS, "token_type_ids") if name in taken], **back}
+
+
+def _has_own_positions(model: Any) -> bool:
+    """Return whether the class's code computes positions from ids, as RoBERTa's does."""
+    return "create_position_ids_from_input_ids" in inspect.getsource(sys.modules[type(model).__module__])
 
 
 def _has_linears_after(model: Any, blocks: list[str]) -> bool:

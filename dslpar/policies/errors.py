@@ -7,6 +7,7 @@ the user does not know. Errors of the machine (memory, network) are not changed.
 from __future__ import annotations
 
 import re
+import traceback
 from contextlib import ContextDecorator
 
 from dslpar.core.catalog import finding
@@ -17,6 +18,9 @@ UNSPLIT = "dslpar.initialize(config, model=..., criterion=...) without parallel.
 NEEDS_OWN_CODE = f"{UNSPLIT}; dslpar needs code of its own to split it"
 """Hint of findings about models whose code does something that dslpar has no counterpart for."""
 
+OF_ITSELF = "a config that transformers itself can build and run; `dslpar policy check` takes its values as key=value"
+"""Hint of findings about errors of transformers' code on the whole model."""
+
 _CODE = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
     *(NameError, NotImplementedError, TypeError, ValueError),
@@ -25,10 +29,10 @@ _MACHINE = re.compile(r"out of memory|gloo|nccl|cuda|hip|xpu|timed out|connectio
 
 
 class as_findings(ContextDecorator):  # a class: a generator would cost more at every layer's call
-    """Context that turns an error of its code into a finding: "`what` fails", with the error's first line."""
+    """Context that turns an error of its code into a finding: "`what` fails", with the error's first line and `hint`."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, what: str, hint: str = NEEDS_OWN_CODE) -> None:
+        self.what, self.hint = what, hint
 
     def __enter__(self) -> None:
         pass
@@ -39,5 +43,12 @@ class as_findings(ContextDecorator):  # a class: a generator would cost more at 
         if isinstance(error, DslparError) or not (isinstance(error, _CODE) or is_shape):
             return
         said = str(error).strip().partition("\n")[0]
-        message = f"{self.what} fails: {type(error).__name__}: {said}"
-        raise DslparError([finding("TEN234", message, NEEDS_OWN_CODE, key="model.type")]) from error
+        message = f"{self.what} fails: {type(error).__name__}: {said or _place(error)}"
+        hint = "install the package that it names" if isinstance(error, ImportError) else self.hint
+        raise DslparError([finding("TEN234", message, hint, key="model.type")]) from error
+
+
+def _place(error: BaseException) -> str:
+    """Return the line of code that raised an error without a text, such as an assert."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.line} ({last.filename.rpartition('/')[2]}:{last.lineno})"

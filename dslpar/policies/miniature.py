@@ -31,7 +31,8 @@ _SIZES: Mapping[str, int] = {
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "decoder_intermediate_size"), 80),
     "decoder_hidden_size": 64,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"), 2),
+    **dict.fromkeys(("mamba_n_heads", "n_mamba_heads", "mamba_num_heads"), 8),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim"), 16),
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 32,
     "q_lora_rank": 24,
@@ -51,12 +52,20 @@ _SIZES: Mapping[str, int] = {
 
 A field that another field's `attribute_map` names is found by both names.
 """
-_AT_MOST: Mapping[str, int] = {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "num_kv_shared_layers": 1}
+_AT_MOST: Mapping[str, int] = {
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"), 2),
+    **{"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "num_kv_shared_layers": 1},
+}
 """Field -> its largest value in a miniature."""
 _FLOATS: Mapping[str, float] = {**dict.fromkeys(("initializer_range", "init_std"), 0.2)}
 """Field -> its value: with weights of this size, activations are of order 1, and a lost term shows."""
-_NEEDED = ("num_experts_per_tok",)
-"""Fields that a class may leave open (DeepSeek-V2), but without which it does not run."""
+_NEEDED: Mapping[str, int] = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_shared_experts": 1}
+"""Fields that a class may leave open (DeepSeek-V2, Dots1), but without which it does not run."""
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_OF_CLASS: Mapping[str, Mapping[str, Any]] = {
+    "CohereCompassTextConfig": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE)},
+}
+"""Config class -> settings that its models need, and its defaults lack."""
 _STAGES: Mapping[str, int] = {
     **dict.fromkeys(("hidden_sizes", "embed_dim", "dims", "channels"), 16),
     **dict.fromkeys(("num_heads", "num_attention_heads"), 4),
@@ -82,6 +91,7 @@ def shrunk(config: Any, changes: Mapping[str, Any] | None = None) -> Any:
     values = {name: value for name, value in vars(config).items() if name in known}
     own, within = _split(config, changes or {})
     given = {
+        **_OF_CLASS.get(cls.__name__, {}),
         **of,
         **_sizes(config, values),
         **_image(values),
@@ -173,11 +183,14 @@ def _sizes(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in {**_SIZES, **_FLOATS}.items():
         own = config.attribute_map.get(name, name)
         full = values.get(own)
-        if isinstance(full, int | float) and (full or name.endswith("_id")) or (name in _NEEDED and own in values):
+        if isinstance(full, int | float) and (full or name.endswith("_id")):
             found[own] = value
         elif isinstance(full, list) and name.endswith("_id"):  # several ends of text
             found[own] = [value]
     found |= {name: min(values[name], most) for name, most in _AT_MOST.items() if isinstance(values.get(name), int)}
+    found |= {name: value for name, value in _NEEDED.items() if name in values and values[name] is None}
+    if "expand" in values and "head_dim" in found:  # Mamba 2's heads are of the expanded residual
+        found["head_dim"] *= values["expand"]
     if values.get("kv_lora_rank"):  # latent attention: each head has a key, of which rotary rotates head_dim
         found["num_key_value_heads"] = found.get("num_attention_heads", _SIZES["num_attention_heads"])
         found["head_dim"] = found.get("qk_rope_head_dim", _SIZES["head_dim"])
@@ -221,6 +234,9 @@ def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, first in _STAGES.items():
         if _is_list(values.get(name)) and all(isinstance(each, int) for each in values[name]):
             found[name] = _in_ratio(values[name], first)
+    if _is_list(values.get("attention_types")):  # GPT-Neo: groups of kinds, each with a number of repetitions
+        kinds = [kind for group, times in values["attention_types"] for kind in group * times]
+        found["attention_types"] = [[_every_kind(kinds, _SIZES["num_hidden_layers"]), 1]]
     layers = next((values[name] for name in _LAYERS if isinstance(values.get(name), int)), 0)
     for name, value in values.items():
         if _is_list(value) and layers and len(value) == layers and name not in found:

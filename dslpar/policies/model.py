@@ -38,7 +38,7 @@ from dslpar.policies.chain import Chain
 from dslpar.policies.config import check_settings, check_table, config_of, lists_of_blocks, proven_policy
 from dslpar.policies.constructed import fill_buffers
 from dslpar.policies.derive import derive, plan_of
-from dslpar.policies.errors import NEEDS_OWN_CODE, UNSPLIT, as_findings
+from dslpar.policies.errors import NEEDS_OWN_CODE, OF_ITSELF, UNSPLIT, as_findings
 from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.lora import Adapters, as_lora
 from dslpar.policies.loss import ModelLoss, OwnLoss, vocabulary_loss, whole_loss
@@ -88,7 +88,7 @@ class HuggingFaceModel(LayeredModel):
         if self.attention == attention.FLASH and written and written.own_attention:
             message = f"{cls.__name__} computes its scores itself, and uses no kernel"
             raise_finding("TEN235", message, "leave attn_implementation out", key="model.config.attn_implementation")
-        with torch.device("meta"), as_findings(f"{cls.__name__}: building it with this config"):
+        with torch.device("meta"), as_findings(f"{cls.__name__}: building it", OF_ITSELF):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
         self.config = self.model.config
         if getattr(self.config, SETTING, False):
