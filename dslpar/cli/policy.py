@@ -68,12 +68,15 @@ exit status: 0 every mode is exact or refused, 1 one is wrong or there is no pol
 
 def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     subject = _subject(args, parser)
-    wrong = 0
+    wrong, helps = 0, dict[str, None]()
     for row in import_with_torch("dslpar.policies.check").check(subject):
         off = "" if row.outcome == "refused" else f"{row.worst:.1e}"
         dropout = f"; dropout is refused: {row.dropout}" if row.dropout else ""
         print(visible(f"{row.mode:18}{row.outcome:9}{off:9}{row.tensor}{dropout}"), flush=True)
         wrong += row.outcome == "wrong"
+        helps |= dict.fromkeys([row.help] if row.help else [])
+    for help in helps:
+        print(visible(f"help: {help}"))
     return 1 if wrong else 0
 
 
@@ -100,7 +103,9 @@ def _policy(text: str | None, parser: argparse.ArgumentParser) -> object:
         return text
     try:
         call = ast.parse(text, mode="eval").body
-        fields = {each.arg: ast.literal_eval(each.value) for each in call.keywords} if isinstance(call, ast.Call) else {}
+        fields = (
+            {each.arg: ast.literal_eval(each.value) for each in call.keywords} if isinstance(call, ast.Call) else {}
+        )
     except (SyntaxError, ValueError) as error:
         parser.error(f"--policy {text}: {str(error).partition(chr(10))[0]}")
     return fields

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dslpar.core import mesh
-from dslpar.core.errors import DslparError
+from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed.forked_ranks import RankError, run_on_ranks
 from dslpar.layout.modes import cuboid_of
 from dslpar.policies import hf_parity
@@ -53,6 +53,8 @@ class Row(NamedTuple):
     """Tensor with the largest error, or the reason if the mode is refused or has failed."""
     dropout: str = ""
     """Reason why dropout is refused in this mode; empty: it is not refused."""
+    help: str = ""
+    """What to write if the mode is refused."""
 
 
 def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) -> Iterator[Row]:
@@ -91,9 +93,9 @@ def _row(name: str, tensor: mesh.TensorMesh, job: tuple[Any, ...]) -> Row:
         found = run_on_ranks(tensor.size, _on_rank, tensor, job)
     except RankError as error:
         return Row(name, "wrong", float("inf"), error.reason)
-    refused = next((each for each in found if isinstance(each, str)), None)
+    refused = next((each for each in found if isinstance(each, Finding)), None)
     if refused is not None:
-        return Row(name, "refused", tensor=refused)
+        return Row(name, "refused", tensor=refused.message, help=refused.help)
     farthest, value = max(((key, off) for each, _ in found for key, off in each.items()), key=lambda pair: pair[1])
     dropout = found[0][1]
     if isinstance(dropout, list) and dropout:
@@ -102,14 +104,14 @@ def _row(name: str, tensor: mesh.TensorMesh, job: tuple[Any, ...]) -> Row:
     return Row(name, "exact" if value <= CLOSE else "wrong", value, farthest, said)
 
 
-def _on_rank(tensor: mesh.TensorMesh, job: tuple[Any, ...]) -> tuple[dict[str, float], list[str] | str] | str:
-    """Run one mode on this rank; return (errors by tensor, result of `_dropout`), or the reason of a refusal."""
+def _on_rank(tensor: mesh.TensorMesh, job: tuple[Any, ...]) -> tuple[dict[str, float], list[str] | str] | Finding:
+    """Run one mode on this rank; return (errors by tensor, result of `_dropout`), or the finding that refuses it."""
     subject, weights, given, reference = job
     try:
         off = hf_parity.worst(hf_parity.by_policy(subject, weights, tensor, given), reference)
         return off, _dropout(subject, tensor, given)
     except DslparError as error:
-        return error.findings[0].message
+        return error.findings[0]
 
 
 def _dropout(subject: Subject, tensor: mesh.TensorMesh, given: hf_parity.Batch) -> list[str] | str:

@@ -22,6 +22,7 @@ from dslpar.core.errors import DslparError
 from dslpar.policies import probe
 from dslpar.policies.draft import drafted
 from dslpar.policies.errors import UNSPLIT
+from dslpar.policies.fitting import fitting
 from dslpar.policies.replacement_modules import features
 from dslpar.schema.policy import WITHOUT_ROUTER_NOISE, Names, Policy, match
 
@@ -75,10 +76,15 @@ def derive(model: Any, plan: Mapping[str, str] | None = None) -> Policy:
     problems = found.problems if found else ["transformers has no tensor plan for it"]
     if problems:
         message = f"{type(model).__name__}: {'; '.join(problems)}"
-        hint = drafted(model)
-        hint = f"{hint}, untested: `dslpar policy check` compares it" if hint else UNSPLIT
-        raise DslparError([finding("TEN234", message, hint, key="model.policy")])
+        raise DslparError([finding("TEN234", message, _what_to_write(model), key="model.policy")])
     return found.policy()
+
+
+def _what_to_write(model: Any) -> str:
+    """Return the help for a model without a derived policy: a policy to try."""
+    name = fitting(model)
+    text = f"policy={name!r}" if name else drafted(model)
+    return f"{text}, untested: `dslpar policy check` compares it" if text else UNSPLIT
 
 
 def plan_of(cls: Any, prefix: str) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Draft a policy for a class that has none, from the usual names of linear layers in transformers.
 
-    policy='RobertaForMaskedLM'                                                    # `drafted` returns such a text
-    policy=dict(blocks=['model.decoder.layers'], regions={...}, outward=[...])     # or such a one
+    policy=dict(blocks=['model.decoder.layers'], regions={...}, outward=[...])     # `drafted` returns such a text
 
 A draft is a text to write into a config, never a policy in use: `dslpar policy check` compares what it computes. What a
 draft lacks, such as attributes that count heads under unusual names, the next finding names.
@@ -12,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -21,16 +20,15 @@ from transformers.pytorch_utils import Conv1D
 from dslpar.policies import probe
 from dslpar.policies.replacement_modules import features
 from dslpar.schema.policy import DECODER_INPUTS, Policy, match
-from dslpar.schema.transformers_policies import POLICIES
 
-_INWARD = {
+INWARD = {
     *("q_proj", "k_proj", "v_proj", "query", "key", "value", "q", "k", "v", "q_lin", "k_lin", "v_lin", "in_proj"),
     *("qkv", "qkv_proj", "c_attn", "query_key_value", "Wqkv"),
     *("fc1", "up_proj", "gate_proj", "gate_up_proj", "fc_in", "wi", "wi_0", "wi_1", "w1", "w3", "lin1", "linear1"),
     *("c_fc", "dense_h_to_4h", "ffn"),
 }
 """Usual names of linears that read the residual."""
-_OUTWARD = {
+OUTWARD = {
     *("o_proj", "out_proj", "o", "out_lin", "c_proj", "fc2", "down_proj", "fc_out", "wo", "w2", "lin2", "linear2"),
     *("dense_4h_to_h", "ffn_output"),
 }
@@ -44,47 +42,9 @@ _ENCODER_DECODER = ("input_ids", "attention_mask", "decoder_input_ids", "decoder
 
 
 def drafted(model: Any) -> str:
-    """Return the text of a policy for a model on the meta device; "" if no usual names are found.
-
-    It is the name of a class whose policy fits, or a draft of its own.
-    """
-    if found := fitting(model):
-        return f"policy={found!r}"
+    """Return the text of a policy for a model on the meta device; "" if no usual names are found."""
     fields = draft(model)
     return f"policy=dict({', '.join(f'{name}={value!r}' for name, value in fields.items())})" if fields else ""
-
-
-def fitting(model: Any) -> str:
-    """Return the name of a class whose policy names modules and attributes that the model has; "" if there is none."""
-    taken = inspect.signature(type(model).forward).parameters
-    return next((name for name, policy in POLICIES.items() if taken.keys() >= {*policy.inputs} and _fits(policy, model)), "")
-
-
-def _fits(policy: Policy, model: Any) -> bool:
-    named = dict(model.named_modules())
-    found = {pattern: [name for name in named if match([pattern], name)] for pattern in _patterns(policy)}
-    if not policy.regions or not all(found.values()) or not _covers(policy, named):
-        return False
-    read = [(each, own) for pattern, names in policy.local.items() for each in found[pattern] for own in names]
-    fused = [name for name in named if name.rpartition(".")[2] in policy.fused]
-    return all(hasattr(named[each], own) for each, own in read) and all(
-        features(named[name])[0] == policy.fused[name.rpartition(".")[2]] * features(named[name])[1] for name in fused
-    )
-
-
-def _patterns(policy: Policy) -> list[str]:
-    """Return the patterns of which each must name a module."""
-    return [*policy.blocks, *policy.regions, *policy.outward, *policy.inward, *policy.local, *policy.experts]
-
-
-def _covers(policy: Policy, named: Mapping[str, nn.Module]) -> bool:
-    """Return whether a policy names all linears with usual names in lists of modules."""
-    names = [*policy.outward, *policy.inward, *policy.routers]
-    for region, inward in policy.regions.items():
-        of = [each for group in inward.values() for each in group] if isinstance(inward, Mapping) else inward
-        names += [f"{region}.{each}" for each in of]
-    usual = [name for name in named if name.rpartition(".")[2] in _INWARD | _OUTWARD and re.search(r"\.\d+\.", name)]
-    return all(match(names, name) for name in usual)
 
 
 def draft(model: Any) -> dict[str, Any]:
@@ -114,7 +74,7 @@ def draft(model: Any) -> dict[str, Any]:
         "outward": outward,
         "inward": inward,
         "fused": fused,
-        "local": dict(_local(model, regions)),
+        "local": counts_of(model, regions),
         "returns": {each: ("",) for each in blocks if _takes_first(model, each)},
         **_norms(model, regions),
         **_inputs(model, blocks),
@@ -152,11 +112,11 @@ def _first(model: Any, pattern: str) -> Any:
 
 
 def _is_inward(region: str, last: str) -> bool:
-    return last in _INWARD or (last == "dense" and region.endswith("intermediate"))
+    return last in INWARD or (last == "dense" and region.endswith("intermediate"))
 
 
 def _is_outward(region: str, last: str) -> bool:
-    return last in _OUTWARD or (last == "dense" and not region.endswith("intermediate"))
+    return last in OUTWARD or (last == "dense" and not region.endswith("intermediate"))
 
 
 def _by_argument(model: Any, region: str, names: list[str]) -> list[str] | dict[str, list[str]]:
@@ -169,12 +129,33 @@ def _by_argument(model: Any, region: str, names: list[str]) -> list[str] | dict[
     return names if arguments[0] == "hidden_states" else {arguments[0]: names}
 
 
-def _local(model: Any, regions: Mapping[str, list[str]]) -> Iterator[tuple[str, list[str]]]:
+def counts_of(model: Any, regions: Iterable[str]) -> dict[str, list[str]]:
+    """Return the attributes by region that its code reads and that usually count heads, or features of all heads."""
+    found = {}
     for region in regions:
         module = _first(model, region)
-        read = dict.fromkeys(_COUNTS.findall(inspect.getsource(type(module).forward)))
+        read = dict.fromkeys(name for code in _code(type(module)) for name in _COUNTS.findall(code))
         if own := [name for name in read if isinstance(getattr(module, name, None), int)]:
-            yield region, own
+            found[region] = own
+    return found
+
+
+def _code(cls: Any) -> Iterator[str]:
+    """Yield the source of a module class's methods, without constructors."""
+    for each in cls.__mro__[: cls.__mro__.index(nn.Module)]:
+        for name, method in vars(each).items():
+            if inspect.isfunction(method) and name != "__init__":
+                yield inspect.getsource(inspect.unwrap(method))
+
+
+def missing_counts(model: Any, policy: Policy) -> str:
+    """Return the text of a policy's `local` with the attributes that it lacks; "" if it lacks none."""
+    present = [each for each in policy.regions if any(match([each], name) for name, _ in model.named_modules())]
+    found = counts_of(model, present)
+    whole = {region: [*dict.fromkeys([*policy.local.get(region, ()), *names])] for region, names in found.items()}
+    return (
+        f"local={whole!r}" if any(len(names) > len(policy.local.get(each, ())) for each, names in whole.items()) else ""
+    )
 
 
 def _norms(model: Any, regions: Mapping[str, list[str]]) -> dict[str, list[str]]:

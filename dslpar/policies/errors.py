@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Callable
 from contextlib import ContextDecorator
 
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 
-UNSPLIT = "dslpar.initialize(config, model=..., criterion=...) without parallel.tensor and parallel.pipeline runs it whole"
+UNSPLIT = (
+    "dslpar.initialize(config, model=..., criterion=...) without parallel.tensor and parallel.pipeline runs it whole"
+)
 """Hint of findings about models that no config and no policy can split."""
 NEEDS_OWN_CODE = f"{UNSPLIT}; dslpar needs code of its own to split it"
 """Hint of findings about models whose code does something that dslpar has no counterpart for."""
@@ -31,7 +34,7 @@ _MACHINE = re.compile(r"out of memory|gloo|nccl|cuda|hip|xpu|timed out|connectio
 class as_findings(ContextDecorator):  # a class: a generator would cost more at every layer's call
     """Context that turns an error of its code into a finding: "`what` fails", with the error's first line and `hint`."""
 
-    def __init__(self, what: str, hint: str = NEEDS_OWN_CODE) -> None:
+    def __init__(self, what: str, hint: str | Callable[[], str] = NEEDS_OWN_CODE) -> None:
         self.what, self.hint = what, hint
 
     def __enter__(self) -> None:
@@ -44,7 +47,8 @@ class as_findings(ContextDecorator):  # a class: a generator would cost more at 
             return
         said = str(error).strip().partition("\n")[0]
         message = f"{self.what} fails: {type(error).__name__}: {said or _place(error)}"
-        hint = "install the package that it names" if isinstance(error, ImportError) else self.hint
+        hint = self.hint if isinstance(self.hint, str) else self.hint()
+        hint = "install the package that it names" if isinstance(error, ImportError) else hint
         raise DslparError([finding("TEN234", message, hint, key="model.type")]) from error
 
 

@@ -19,8 +19,9 @@ from transformers import PreTrainedConfig
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _SIZES: Mapping[str, int] = {
-    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 3),
+    **dict.fromkeys(_LAYERS, 3),
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers"), 2),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_size", "word_embed_proj_dim"), 64),
     **dict.fromkeys(("num_attention_heads", "num_heads", "n_head", "n_heads"), 8),
@@ -57,7 +58,7 @@ _AT_MOST: Mapping[str, int] = {
     **{"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "num_kv_shared_layers": 1},
 }
 """Field -> its largest value in a miniature."""
-_FLOATS: Mapping[str, float] = {**dict.fromkeys(("initializer_range", "init_std"), 0.2)}
+_FLOATS: Mapping[str, float] = {**dict.fromkeys(("initializer_range", "init_std"), 0.2), "mask_ratio": 0.6}
 """Field -> its value: with weights of this size, activations are of order 1, and a lost term shows."""
 _NEEDED: Mapping[str, int] = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_shared_experts": 1}
 """Fields that a class may leave open (DeepSeek-V2, Dots1), but without which it does not run."""
@@ -95,7 +96,7 @@ def shrunk(config: Any, changes: Mapping[str, Any] | None = None) -> Any:
         **of,
         **_sizes(config, values),
         **_image(values),
-        **_lists(values),
+        **_lists(values, next((own[name] for name in _LAYERS if name in own), _SIZES["num_hidden_layers"])),
         **{name: 0.0 for name, value in values.items() if _drops(name, value)},
         **{name: shrunk(value, within.get(name)) for name, value in values.items() if _is_config(value)},
         **own,
@@ -224,8 +225,8 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list | tuple)
 
 
-def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the lists with an entry per layer or stage, shrunk."""
+def _lists(values: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    """Return the lists with an entry per layer or stage, shrunk; `num_layers` is the miniature's."""
     found: dict[str, Any] = {}
     if _is_list(values.get("depths")):
         found["depths"] = [min(depth, 1 if stage else 2) for stage, depth in enumerate(values["depths"])]
@@ -236,15 +237,12 @@ def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = _in_ratio(values[name], first)
     if _is_list(values.get("attention_types")):  # GPT-Neo: groups of kinds, each with a number of repetitions
         kinds = [kind for group, times in values["attention_types"] for kind in group * times]
-        found["attention_types"] = [[_every_kind(kinds, _SIZES["num_hidden_layers"]), 1]]
+        found["attention_types"] = [[_every_kind(kinds, num_layers), 1]]
     layers = next((values[name] for name in _LAYERS if isinstance(values.get(name), int)), 0)
     for name, value in values.items():
         if _is_list(value) and layers and len(value) == layers and name not in found:
-            found[name] = _every_kind(value, _SIZES["num_hidden_layers"])
+            found[name] = _every_kind(value, num_layers)
     return found
-
-
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 def _in_ratio(full: Sequence[int], first: int) -> list[int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -38,6 +38,7 @@ from dslpar.policies.chain import Chain
 from dslpar.policies.config import check_settings, check_table, config_of, lists_of_blocks, proven_policy
 from dslpar.policies.constructed import fill_buffers
 from dslpar.policies.derive import derive, plan_of
+from dslpar.policies.draft import missing_counts
 from dslpar.policies.errors import NEEDS_OWN_CODE, OF_ITSELF, UNSPLIT, as_findings
 from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.lora import Adapters, as_lora
@@ -163,7 +164,19 @@ class HuggingFaceModel(LayeredModel):
                     )
                 )
                 index += 1
-        return [_with_findings(spec) for spec in (*specs, *(self._head_layers(groups) if skeleton.head else ()))]
+        return [
+            _with_findings(spec, self._hint_of_shards)
+            for spec in (*specs, *(self._head_layers(groups) if skeleton.head else ()))
+        ]
+
+    def _hint_of_shards(self) -> str:
+        """Return the help if code fails on a shard: the counts of heads that the policy lacks are the usual reason."""
+        counts = missing_counts(self.model, self.policy)
+        return (
+            f"{counts} in its policy, if these count heads or their features; or {UNSPLIT}"
+            if counts
+            else NEEDS_OWN_CODE
+        )
 
     def _head_layers(self, groups: Groups) -> list[LayerSpec]:
         skeleton, chain = self.skeleton, self.chain
@@ -347,11 +360,11 @@ def _derived(model: Any, policy: object) -> Policy:
     return derive(model) if policy == "derived" else proven_policy(model)
 
 
-def _with_findings(spec: LayerSpec) -> LayerSpec:
+def _with_findings(spec: LayerSpec, hint: Callable[[], str]) -> LayerSpec:
     """Return the layer with `build` and `forward` whose errors become findings that name the layer."""
     assert spec.forward is not None
     build = as_findings(f"{spec.name}: sharding the layer")(spec.build)
-    forward = as_findings(f"{spec.name}, on its shard,")(spec.forward)
+    forward = as_findings(f"{spec.name}, on its shard,", hint)(spec.forward)
     return replace(spec, build=build, forward=forward, skips_init=True)
 
 

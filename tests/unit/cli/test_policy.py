@@ -18,7 +18,8 @@ import transformers
 
 from dslpar.cli.main import main
 from dslpar.policies import check
-from dslpar.policies.check import Subject, shrunk
+from dslpar.policies.check import Subject
+from dslpar.policies.miniature import shrunk
 from dslpar.schema.sections import TensorParallel
 from dslpar.schema.transformers_policies import POLICIES, Policy
 
@@ -139,7 +140,7 @@ def test_wrong_usage(argv: list[str], said: str, capsys: pytest.CaptureFixture[s
 def test_a_config_in_miniature_keeps_its_switches() -> None:
     config = transformers.Qwen2Config(use_sliding_window=True, attention_dropout=0.3, tie_word_embeddings=True)
     small = shrunk(config, {"num_attention_heads": 4})
-    assert (small.hidden_size, small.num_attention_heads, small.vocab_size) == (32, 4, 70)
+    assert (small.hidden_size, small.num_attention_heads, small.vocab_size) == (64, 4, 70)
     assert (small.use_sliding_window, small.tie_word_embeddings, small.attention_dropout) == (True, True, 0.0)
     assert (config.hidden_size, config.attention_dropout) == (4096, 0.3)
 
