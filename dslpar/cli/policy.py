@@ -103,12 +103,10 @@ def _policy(text: str | None, parser: argparse.ArgumentParser) -> object:
         return text
     try:
         call = ast.parse(text, mode="eval").body
-        fields = (
-            {each.arg: ast.literal_eval(each.value) for each in call.keywords} if isinstance(call, ast.Call) else {}
-        )
+        fields = call.keywords if isinstance(call, ast.Call) else []
+        return {str(each.arg): ast.literal_eval(each.value) for each in fields}
     except (SyntaxError, ValueError) as error:
-        parser.error(f"--policy {text}: {str(error).partition(chr(10))[0]}")
-    return fields
+        return parser.error(f"--policy {text}: {str(error).partition(chr(10))[0]}")
 
 
 def _class(target: str, parser: argparse.ArgumentParser) -> Any:

@@ -120,7 +120,7 @@ def _is_outward(region: str, last: str) -> bool:
 
 
 def _by_argument(model: Any, region: str, names: list[str]) -> list[str] | dict[str, list[str]]:
-    """Return the inward linears of a region by the argument of its forward that they read; a list if it is the usual."""
+    """Return the inward linears of a region by the argument that they read; a list if it is hidden_states."""
     arguments = list(inspect.signature(type(_first(model, region)).forward).parameters)[1:]
     other = next((each for each in _OF_OTHERS if each in arguments), "")
     queries = [name for name in names if name.startswith("q")]
@@ -152,10 +152,10 @@ def missing_counts(model: Any, policy: Policy) -> str:
     """Return the text of a policy's `local` with the attributes that it lacks; "" if it lacks none."""
     present = [each for each in policy.regions if any(match([each], name) for name, _ in model.named_modules())]
     found = counts_of(model, present)
+    if all({*names} <= {*policy.local.get(region, ())} for region, names in found.items()):
+        return ""
     whole = {region: [*dict.fromkeys([*policy.local.get(region, ()), *names])] for region, names in found.items()}
-    return (
-        f"local={whole!r}" if any(len(names) > len(policy.local.get(each, ())) for each, names in whole.items()) else ""
-    )
+    return f"local={whole!r}"
 
 
 def _norms(model: Any, regions: Mapping[str, list[str]]) -> dict[str, list[str]]:

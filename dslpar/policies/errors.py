@@ -32,7 +32,7 @@ _MACHINE = re.compile(r"out of memory|gloo|nccl|cuda|hip|xpu|timed out|connectio
 
 
 class as_findings(ContextDecorator):  # a class: a generator would cost more at every layer's call
-    """Context that turns an error of its code into a finding: "`what` fails", with the error's first line and `hint`."""
+    """Context that turns an error of its code into a finding: "`what` fails", with the error's first line."""
 
     def __init__(self, what: str, hint: str | Callable[[], str] = NEEDS_OWN_CODE) -> None:
         self.what, self.hint = what, hint

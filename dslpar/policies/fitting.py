@@ -23,9 +23,8 @@ from dslpar.schema.transformers_policies import POLICIES
 def fitting(model: Any) -> str:
     """Return the name of a class whose policy names modules and attributes that the model has; "" if there is none."""
     taken = inspect.signature(type(model).forward).parameters
-    return next(
-        (name for name, policy in POLICIES.items() if taken.keys() >= {*policy.inputs} and _fits(policy, model)), ""
-    )
+    taking = {name: policy for name, policy in POLICIES.items() if taken.keys() >= {*policy.inputs}}
+    return next((name for name, policy in taking.items() if _fits(policy, model)), "")
 
 
 def _fits(policy: Policy, model: Any) -> bool:

@@ -55,7 +55,10 @@ A field that another field's `attribute_map` names is found by both names.
 """
 _AT_MOST: Mapping[str, int] = {
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"), 2),
-    **{"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "num_kv_shared_layers": 1},
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_kv_shared_layers": 1,
 }
 """Field -> its largest value in a miniature."""
 _FLOATS: Mapping[str, float] = {**dict.fromkeys(("initializer_range", "init_std"), 0.2), "mask_ratio": 0.6}

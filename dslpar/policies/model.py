@@ -164,19 +164,15 @@ class HuggingFaceModel(LayeredModel):
                     )
                 )
                 index += 1
-        return [
-            _with_findings(spec, self._hint_of_shards)
-            for spec in (*specs, *(self._head_layers(groups) if skeleton.head else ()))
-        ]
+        specs += self._head_layers(groups) if skeleton.head else []
+        return [_with_findings(spec, self._hint_of_shards) for spec in specs]
 
     def _hint_of_shards(self) -> str:
         """Return the help if code fails on a shard: the counts of heads that the policy lacks are the usual reason."""
         counts = missing_counts(self.model, self.policy)
-        return (
-            f"{counts} in its policy, if these count heads or their features; or {UNSPLIT}"
-            if counts
-            else NEEDS_OWN_CODE
-        )
+        if not counts:
+            return NEEDS_OWN_CODE
+        return f"{counts} in its policy, if these count heads or their features; or {UNSPLIT}"
 
     def _head_layers(self, groups: Groups) -> list[LayerSpec]:
         skeleton, chain = self.skeleton, self.chain

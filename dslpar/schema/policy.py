@@ -109,7 +109,7 @@ WITHOUT_ROUTER_NOISE: Mapping[str, object] = {"router_jitter_noise": 0.0}
 
 
 class PlanOf(str):
-    """Name of a class with a derived policy: its tensor plan is read for another class, whose modules have its names."""
+    """Name of a class whose tensor plan is read for another class, which has modules of the same names."""
 
     __slots__ = ()
 

@@ -1,14 +1,14 @@
 """Check every class of transformers as `dslpar policy check` does, and follow its helps: the table of classes.
 
-    python -m tests.support.transformers_classes                     # all, about an hour of one core; writes the record
+    python -m tests.support.transformers_classes             # all, about an hour of one core; writes record and page
     python -m tests.support.transformers_classes --classes BartForCausalLM MT5ForConditionalGeneration
-    python -m tests.support.transformers_classes --page              # writes docs/transformers_classes.md from the record
+    python -m tests.support.transformers_classes --page      # writes docs/transformers_classes.md from the record
 
 Each class runs in a process of its own with a time limit, so that a crash or a hang is a row like any other. If a
 finding's help is a policy or a setting of the config, the class is checked again with it, as a user would.
 
-The classes are those that transformers lists for language models, masked tokens, encoder-decoders, classes of images and
-pre-training. Every other config class is represented by its first model class.
+The classes are those that transformers lists for language models, masked tokens, encoder-decoders, classes of images
+and pre-training. Every other config class is represented by its first model class.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -184,7 +183,7 @@ def _report(name: str, writing: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # transformers' warnings
     try:
         row = judged(name)
-    except BaseException:  # any error is a row of the table, and fails its test
+    except Exception:  # any error is a row of the table, and fails its test
         row = Row(name, "crashed", {}, {}, traceback.format_exc(limit=-3))
     with open(writing, "wb") as file:
         file.write(pickle.dumps(row))
@@ -211,9 +210,8 @@ def write(found: Mapping[str, Row]) -> None:
     """Write the record, a line per class."""
     rows = {name: {key: value for key, value in row._asdict().items() if key != "name"} for name, row in found.items()}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(rows[name])}" for name in sorted(rows))
-    RECORD.write_text(
-        f'{{\n "transformers": {json.dumps(transformers.__version__)},\n "classes": {{\n{lines}\n }}\n}}\n'
-    )
+    version = json.dumps(transformers.__version__)
+    RECORD.write_text(f'{{\n "transformers": {version},\n "classes": {{\n{lines}\n }}\n}}\n')
 
 
 def main() -> None:
@@ -293,11 +291,10 @@ def _reasons(row: Row) -> Iterator[str]:
     """Yield why modes of an exact class are refused, with these modes, and without the names of modules."""
     modes: dict[str, list[str]] = {}
     for mode, why in row.refused.items():
-        modes.setdefault(re.sub(r"^\w+?(Attention|For\w+)\b", r"its \1", why).partition(" for CausalLM")[0], []).append(
-            mode
-        )
+        general = re.sub(r"^\w+Attention\b", "its attention", why.replace(row.name, "it"))
+        modes.setdefault(general, []).append(mode)
     for why, of in modes.items():
-        yield f"{', '.join(of)}: {re.sub('its For[A-Za-z]+', 'it', why)}"
+        yield f"{', '.join(of)}: {why}"
 
 
 def _argument(finding: str) -> str:
