@@ -120,10 +120,21 @@ def default_config(cls: Any, changes: Mapping[str, Any]) -> Any:
     try:
         return constructed(of, {}, "its own defaults")
     except DslparError:
-        own = {name: value for name, value in changes.items() if "." not in name}
-        if not own:
+        if not changes:
             raise
-        return constructed(of, own, "these values")
+        return constructed(of, _nested(changes), "these values")
+
+
+def _nested(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes as arguments of a config class, with those of configs within it as dicts."""
+    found: dict[str, Any] = {}
+    for name, value in changes.items():
+        *within, last = name.split(".")
+        place = found
+        for each in within:
+            place = place.setdefault(each, {})
+        place[last] = value
+    return found
 
 
 def constructed(cls: Any, given: Mapping[str, Any], what: str = "its miniature") -> Any:

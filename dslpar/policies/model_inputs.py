@@ -12,7 +12,9 @@ from typing import Any
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import DslparError
 from dslpar.policies.errors import UNSPLIT
+from dslpar.policies.miniature import default_config
 
 _IDS, _PIXELS = ("input_ids", "decoder_input_ids"), "pixel_values"
 _OTHERS = re.compile(
@@ -47,7 +49,10 @@ def check_inputs(cls: Any) -> None:
 
 def language_model(cls: Any) -> str:
     """Return the name of the class for causal language modelling with the text config of a composite; "" if none."""
-    of = getattr(cls.config_class, "sub_configs", {}).get("text_config")
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(of, None) if of in MODEL_FOR_CAUSAL_LM_MAPPING else None
+    try:
+        of = type(getattr(default_config(cls, {}), "text_config", None))
+    except DslparError:  # no defaults, so no class of a text config either
+        return ""
+    found = MODEL_FOR_CAUSAL_LM_MAPPING[of] if of in MODEL_FOR_CAUSAL_LM_MAPPING else None
     found = found[0] if isinstance(found, tuple) else found
     return "" if found is None or found is cls or other_input(found) else str(found.__name__)
