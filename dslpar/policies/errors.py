@@ -26,7 +26,7 @@ OF_ITSELF = "a config that transformers itself can build and run; `dslpar policy
 
 _CODE = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
-    *(NameError, NotImplementedError, TypeError, ValueError),
+    *(NameError, NotImplementedError, StopIteration, TypeError, ValueError),
 )
 _MACHINE = re.compile(r"out of memory|gloo|nccl|cuda|hip|xpu|timed out|connection", re.IGNORECASE)
 

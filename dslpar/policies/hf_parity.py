@@ -250,9 +250,8 @@ def by_policy(
     gradients: dict[str, Tensor] = {}
     named = first_names(model.model)
     for _, p, sources in parameters_with_sources(module):
-        if not p.requires_grad:
+        if p.grad is None:  # frozen, or unused, and then plain transformers has no gradient either
             continue
-        assert p.grad is not None, sources
         full = gather(p.grad, p.placement, groups)  # type: ignore[attr-defined]
         lengths = [weights[source.name].shape[1 if source.transposed else 0] for source in sources]
         for source, part in zip(sources, torch.split(full, lengths), strict=True):
@@ -315,8 +314,11 @@ def worst(one: Result, other: Result) -> dict[str, float]:
     pairs = {"loss": (one.loss, other.loss)}
     for number, each in enumerate(zip(one.outputs, other.outputs, strict=True)):
         pairs[f"logits {number}" if number else "logits"] = each
-    missing = set(other.gradients) ^ set(one.gradients)
-    pairs |= {name: (one.gradients[name], other.gradients[name]) for name in set(other.gradients) - missing}
+    shared = set(other.gradients) & set(one.gradients)
+    # A weight that nothing uses has no gradient, or one of zeros.
+    alone = {**other.gradients, **one.gradients}.items()
+    missing = [name for name, gradient in alone if name not in shared and bool(gradient.any())]
+    pairs |= {name: (one.gradients[name], other.gradients[name]) for name in shared}
     scales = {name: float(b.abs().max()) for name, (_, b) in pairs.items()}
     scales = {name: scale if scale > _ZERO * largest else largest for name, scale in scales.items()}
     differ = {name: float((a - b).abs().max()) / max(scales[name], 1e-30) for name, (a, b) in pairs.items()}

@@ -58,13 +58,14 @@ _AT_MOST: Mapping[str, int] = {
     "first_k_dense_replace": 1,
     "n_group": 2,
     "topk_group": 1,
+    "rotary_dim": 4,
     "num_kv_shared_layers": 1,
 }
 """Field -> its largest value in a miniature."""
 _FLOATS: Mapping[str, float] = {**dict.fromkeys(("initializer_range", "init_std"), 0.2), "mask_ratio": 0.6}
 """Field -> its value: with weights of this size, activations are of order 1, and a lost term shows."""
-_NEEDED: Mapping[str, int] = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_shared_experts": 1}
-"""Fields that a class may leave open (DeepSeek-V2, Dots1), but without which it does not run."""
+_NEEDED: Mapping[str, int] = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_shared_experts": 1, "head_dim": 8}
+"""Fields that a class may leave open (DeepSeek-V2, Dots1, HunYuan), but without which it does not run."""
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _OF_CLASS: Mapping[str, Mapping[str, Any]] = {
     "CohereCompassTextConfig": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE)},
@@ -99,6 +100,7 @@ def shrunk(config: Any, changes: Mapping[str, Any] | None = None) -> Any:
         **of,
         **_sizes(config, values),
         **_image(values),
+        **_rotary(values),
         **_lists(values, next((own[name] for name in _LAYERS if name in own), _SIZES["num_hidden_layers"])),
         **{name: 0.0 for name, value in values.items() if _drops(name, value)},
         **{name: shrunk(value, within.get(name)) for name, value in values.items() if _is_config(value)},
@@ -203,7 +205,7 @@ def _sizes(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(full, list) and name.endswith("_id"):  # several ends of text
             found[own] = [value]
     found |= {name: min(values[name], most) for name, most in _AT_MOST.items() if isinstance(values.get(name), int)}
-    found |= {name: value for name, value in _NEEDED.items() if name in values and values[name] is None}
+    found |= {name: _NEEDED[name] for name in _NEEDED if name in values and values[name] is None and name not in found}
     if "expand" in values and "head_dim" in found:  # Mamba 2's heads are of the expanded residual
         found["head_dim"] *= values["expand"]
     if values.get("kv_lora_rank"):  # latent attention: each head has a key, of which rotary rotates head_dim
@@ -229,6 +231,26 @@ def _image(values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("window_size"):
         found["window_size"] = _like(values["window_size"], _WINDOW)
     return found
+
+
+def _rotary(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of rotary positions, whose lists have an entry per pair of features (LongRoPE, M-RoPE)."""
+    full = values.get("rope_parameters")
+    if not isinstance(full, Mapping):
+        return {}
+    share = full.get("partial_rotary_factor") or values.get("partial_rotary_factor") or 1.0
+    pairs = int(_SIZES["head_dim"] * share) // 2
+
+    def small(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: small(each) for name, each in value.items()}
+        if not _is_list(value):
+            return value
+        is_of_sections = len(value) == 3 and all(isinstance(each, int) for each in value)
+        return [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3] if is_of_sections else list(value)[:pairs]
+
+    changed = small(full)
+    return {} if changed == full else {"rope_parameters": changed}
 
 
 def _like(full: Any, small: int) -> Any:

@@ -102,7 +102,8 @@ class HuggingFaceModel(LayeredModel):
             self.policy = written or _derived(self.model, given or policy)
         self.policy = replace(self.policy, blocks=lists_of_blocks(self.model, self.policy.blocks))
         check_settings(cls.__name__, self.config, self.policy)
-        check_table(self.model, self.policy)
+        with as_findings(f"{cls.__name__}: its token table"):
+            check_table(self.model, self.policy)
         self.balance = balance_of(self.model, self.config, self.policy)
         with as_findings(f"{cls.__name__}: its forward without its blocks"):
             self.skeleton = Skeleton(self.model, self.policy)

@@ -26,14 +26,14 @@ _OTHERS = re.compile(
 
 def other_input(cls: Any) -> str:
     """Return the argument of a class's forward that makes it more than a model of tokens or of images; "" if none."""
-    taken = tuple(inspect.signature(cls.forward).parameters)[1:]
-    main = cls.main_input_name
+    parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
+    taken = [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     others = [name for name in taken if _OTHERS.fullmatch(name)]
     if any(name in taken for name in _IDS):
         return next(iter(others), "")
     if _PIXELS in taken:
         return next((name for name in others if name != _PIXELS), "")
-    return "" if main in (*_IDS, _PIXELS) else str(next(iter(taken), main))
+    return next(iter(taken), "")
 
 
 def check_inputs(cls: Any) -> None:
@@ -53,6 +53,6 @@ def language_model(cls: Any) -> str:
         of = type(getattr(default_config(cls, {}), "text_config", None))
     except DslparError:  # no defaults, so no class of a text config either
         return ""
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[of] if of in MODEL_FOR_CAUSAL_LM_MAPPING else None
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(of, None)
     found = found[0] if isinstance(found, tuple) else found
     return "" if found is None or found is cls or other_input(found) else str(found.__name__)

@@ -119,7 +119,7 @@ def _checked(cls: Any, written: Mapping[str, Any]) -> Row:
 def _rows_of(subject: check.Subject) -> Iterator[check.Row]:
     """Yield the result of each mode; of the first alone if it is refused, as all others then are too."""
     first, *others = MODES.items()
-    row = next(check.check(subject, dict([first])))
+    (row,) = check.check(subject, dict([first]))
     yield row
     if row.outcome != "refused":
         yield from check.check(subject, dict(others))

@@ -60,6 +60,12 @@ def test_settings_that_are_no_sizes_stay() -> None:
     assert dropping(small).resid_pdrop == 0.2
 
 
+def test_lists_of_rotary_features_follow_the_size_of_heads() -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [1.5] * 48, "short_factor": [1.0] * 48}
+    small = shrunk(transformers.Phi3Config(rope_parameters=rope))
+    assert (len(small.rope_parameters["long_factor"]), len(small.rope_parameters["short_factor"])) == (4, 4)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
