@@ -6,6 +6,7 @@ The check compares the results of every tensor mode with those of plain transfor
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import sys
@@ -27,7 +28,8 @@ def _add_class(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="CLASS", help=_CLASS)
     help = "changes to the miniature's config, such as num_attention_heads=6"
     parser.add_argument("changes", nargs="*", metavar="key=value", help=help)
-    parser.add_argument("--policy", metavar="NAME", help="use the policy of class NAME, or 'derived'; default: its own")
+    help = "the policy: a class's name, 'derived', or dict(...) as in a config; default: the class's own"
+    parser.add_argument("--policy", metavar="POLICY", help=help)
 
 
 def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,12 +68,15 @@ exit status: 0 every mode is exact or refused, 1 one is wrong or there is no pol
 
 def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     subject = _subject(args, parser)
-    wrong = 0
+    wrong, helps = 0, dict[str, None]()
     for row in import_with_torch("dslpar.policies.check").check(subject):
         off = "" if row.outcome == "refused" else f"{row.worst:.1e}"
         dropout = f"; dropout is refused: {row.dropout}" if row.dropout else ""
         print(visible(f"{row.mode:18}{row.outcome:9}{off:9}{row.tensor}{dropout}"), flush=True)
         wrong += row.outcome == "wrong"
+        helps |= dict.fromkeys([row.help] if row.help else [])
+    for help in helps:
+        print(visible(f"help: {help}"))
     return 1 if wrong else 0
 
 
@@ -80,20 +85,39 @@ def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
     if args.target.endswith(_CONFIGS):
         cls, config, policy = _written(args.target, parser)
     else:
-        name, policy = args.target if "." in args.target else f"transformers.{args.target}", None
-        try:
-            cls = locate(name, Location("<command line>"))
-            config = cls.config_class()
-        except (DslparError, AttributeError) as error:
-            parser.error(f"{args.target} is not a transformers model: {str(error).partition(chr(10))[0]}")
+        cls, config, policy = _class(args.target, parser), None, None
     changes: dict[str, Any] = {}
     for change in args.changes:
         key, equals, value = change.partition("=")
         if not equals:
             parser.error(f"{change!r} is not key=value")
         changes[key] = _parsed(value)
-    miniature = import_with_torch("dslpar.policies.check")
-    return miniature.Subject(cls, miniature.shrunk(config, changes), args.policy or policy)
+    return import_with_torch("dslpar.policies.check").miniature_of(
+        cls, config, changes, _policy(args.policy, parser) or policy
+    )
+
+
+def _policy(text: str | None, parser: argparse.ArgumentParser) -> object:
+    """Return the policy of `--policy`: a name, or the fields of dict(...)."""
+    if text is None or not text.startswith("dict("):
+        return text
+    try:
+        call = ast.parse(text, mode="eval").body
+        fields = call.keywords if isinstance(call, ast.Call) else []
+        return {str(each.arg): ast.literal_eval(each.value) for each in fields}
+    except (SyntaxError, ValueError) as error:
+        return parser.error(f"--policy {text}: {str(error).partition(chr(10))[0]}")
+
+
+def _class(target: str, parser: argparse.ArgumentParser) -> Any:
+    """Return the transformers class with this name, or with this full name."""
+    try:
+        cls = locate(target if "." in target else f"transformers.{target}", Location("<command line>"))
+    except DslparError as error:
+        parser.error(f"{target} is not a transformers model: {str(error).partition(chr(10))[0]}")
+    if not (isinstance(cls, type) and hasattr(cls, "config_class") and hasattr(cls, "main_input_name")):
+        parser.error(f"{target} is not a transformers model: it is no class with a config")
+    return cls
 
 
 def _written(path: str, parser: argparse.ArgumentParser) -> tuple[Any, Any, object]:

@@ -20,6 +20,9 @@ from transformers.pytorch_utils import Conv1D
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 from dslpar.policies import probe
+from dslpar.policies.draft import drafted
+from dslpar.policies.errors import UNSPLIT
+from dslpar.policies.fitting import fitting
 from dslpar.policies.replacement_modules import features
 from dslpar.schema.policy import WITHOUT_ROUTER_NOISE, Names, Policy, match
 
@@ -62,24 +65,44 @@ _USUAL = (
 )
 
 
-def derive(model: Any) -> Policy:
-    """Return the policy of a model on the meta device.
+def derive(model: Any, plan: Mapping[str, str] | None = None) -> Policy:
+    """Return the policy of a model on the meta device. `plan`: a tensor plan to use in place of the model's own.
 
     Raises:
         DslparError: the model has no plan, or the plan has unknown entries; the error lists all of them.
     """
-    found = _Derivation(model)
-    if found.problems:
-        message = f"{type(model).__name__}: {'; '.join(found.problems)}"
-        raise DslparError([finding("TEN234", message, "give the model a policy", key="model.policy")])
+    plan = (model.tp_plan or {}) if plan is None else plan
+    found = _Derivation(model, plan) if plan else None
+    problems = found.problems if found else ["transformers has no tensor plan for it"]
+    if problems:
+        message = f"{type(model).__name__}: {'; '.join(problems)}"
+        raise DslparError([finding("TEN234", message, _what_to_write(model), key="model.policy")])
     return found.policy()
+
+
+def _what_to_write(model: Any) -> str:
+    """Return the help for a model without a derived policy: a policy to try."""
+    name = fitting(model)
+    text = f"policy={name!r}" if name else drafted(model)
+    return f"{text}, untested: `dslpar policy check` compares it" if text else UNSPLIT
+
+
+def plan_of(cls: Any, prefix: str) -> dict[str, str]:
+    """Return a class's tensor plan, for a model whose base model has the name `prefix`."""
+    base = cls.config_class.base_model_tp_plan or {}
+    return {f"{prefix}.{pattern}": word for pattern, word in base.items()} | dict(cls._tp_plan or {})
+
+
+def _has_tables_per_layer(config: Any) -> bool:
+    """Return whether a config may add a second token table, whose rows are inputs of all layers (Gemma 3n, Gemma 4)."""
+    return hasattr(config, "hidden_size_per_layer_input")
 
 
 class _Derivation:
     """Entries of a plan, sorted into the fields of a policy."""
 
-    def __init__(self, model: Any) -> None:
-        self.model, self.config = model, model.config
+    def __init__(self, model: Any, plan: Mapping[str, str]) -> None:
+        self.model, self.config, self.plan = model, model.config, plan
         self.named = dict(model.named_modules())
         self.hidden = model.get_input_embeddings().weight.shape[1]
         self.problems: list[str] = []
@@ -93,17 +116,14 @@ class _Derivation:
         self.from_latent: list[str] = []
         vectors = [name for name, p in model.named_parameters() if p.dim() == 1]
         around = {model.get_input_embeddings(), model.get_output_embeddings()}
-        plan: Mapping[str, str] = model.tp_plan or {}
-        for pattern, word in plan.items():
+        for pattern, word in self.plan.items():
             found = [module for name, module in self.named.items() if match([pattern], name)]
             if found and not (word in _AROUND and around.issuperset(found)):
                 self._read(pattern, word, found)
             elif not found and word == "colwise" and any(match([pattern], name) for name in vectors):
                 self.head_vectors.append(pattern)
         self._left_out()
-        if not plan:
-            self.problems.append(f"{type(model).__name__} has no tensor plan in transformers")
-        elif not self._blocks():
+        if not self._blocks():
             self.problems.append("no list of blocks holds its regions")
 
     def _read(self, pattern: str, word: str, found: list[nn.Module]) -> None:
@@ -180,7 +200,10 @@ class _Derivation:
             inner_norms=tuple(self._inner_norms()),
             fused=self._fused(),
             local=self._local(),
-            requires=WITHOUT_ROUTER_NOISE if self.experts else {},
+            requires={
+                **(WITHOUT_ROUTER_NOISE if self.experts else {}),
+                **({"hidden_size_per_layer_input": 0} if _has_tables_per_layer(self.config) else {}),
+            },
         )
 
     def _first(self, pattern: str) -> Any:
@@ -243,8 +266,7 @@ class _Derivation:
             if len(names) != 1 or len(ends) != 1:
                 continue
             made, read = features(self._first(f"{region}.{names[0]}"))[0], features(ends[0])[1]
-            plan = self.model.tp_plan
-            if plan[f"{region}.{names[0]}"] == "colwise":
+            if self.plan.get(f"{region}.{names[0]}") == "colwise":
                 continue  # consecutive rows can be sharded: in GPT-NeoX q, k and v are fused head by head
             if self._attends(region):
                 heads, keys = (getattr(self.config, f"num_{each}_heads", 0) for each in ("attention", "key_value"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -212,8 +213,10 @@ def in_float64() -> Iterator[None]:
         result: Tensor = methods["softmax"](self, *args, dtype=dtype, **kwargs)
         return result
 
-    def wide_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-        return softmax(x, dim, dtype=None if x.dtype is torch.float64 else dtype)
+    def wide_softmax(
+        input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+    ) -> Tensor:  # torch's own signature, since nn.Softmax passes _stacklevel
+        return softmax(input, dim, _stacklevel, None if input.dtype is torch.float64 else dtype)
 
     with (
         patch.object(Tensor, "to", kept),
@@ -245,19 +248,25 @@ def by_policy(
         loss = model.loss(groups)(output, labels if len(labels) > 1 else labels[0])  # type: ignore[arg-type]
         torch.autograd.backward(loss)
     gradients: dict[str, Tensor] = {}
+    named = first_names(model.model)
     for _, p, sources in parameters_with_sources(module):
-        if not p.requires_grad:
+        if p.grad is None:  # frozen, or unused, and then plain transformers has no gradient either
             continue
-        assert p.grad is not None, sources
         full = gather(p.grad, p.placement, groups)  # type: ignore[attr-defined]
         lengths = [weights[source.name].shape[1 if source.transposed else 0] for source in sources]
         for source, part in zip(sources, torch.split(full, lengths), strict=True):
-            gradients[source.name] = part.t() if source.transposed else part
+            gradients[named[source.name]] = part.t() if source.transposed else part
     first, *others = output if isinstance(output, tuple) else (output,)
     if model.balance is not None:
         others.pop()  # the routers' sums are compared through the loss
     whole = _whole_logits(model, groups, first.detach(), given) if model.skeleton.head else first.detach()
     return Result((whole, *(each.detach() for each in others)), loss.detach(), gradients)
+
+
+def first_names(model: Any) -> dict[str, str]:
+    """Return the first name of each parameter by all of its names. A tied weight has several, in any order."""
+    firsts: dict[Tensor, str] = {}
+    return {name: firsts.setdefault(p, name) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
 def differing_copies(subject: Subject, tensor: mesh.TensorMesh, given: Batch) -> list[str]:
@@ -296,7 +305,7 @@ def _whole_logits(model: HuggingFaceModel, groups: Groups, logits: Tensor, given
 
 
 def worst(one: Result, other: Result) -> dict[str, float]:
-    """Return max|a - b| / max|b| of the logits, the loss and every gradient; infinity for a missing gradient.
+    """Return max|a - b| / max|b| of the logits, the loss and every gradient; infinity for a missing gradient or a NaN.
 
     A gradient that is zero up to rounding, such as a key bias's (softmax cancels it), is divided by the largest
     gradient instead.
@@ -305,9 +314,13 @@ def worst(one: Result, other: Result) -> dict[str, float]:
     pairs = {"loss": (one.loss, other.loss)}
     for number, each in enumerate(zip(one.outputs, other.outputs, strict=True)):
         pairs[f"logits {number}" if number else "logits"] = each
-    missing = set(other.gradients) ^ set(one.gradients)
-    pairs |= {name: (one.gradients[name], other.gradients[name]) for name in set(other.gradients) - missing}
+    shared = set(other.gradients) & set(one.gradients)
+    # A weight that nothing uses has no gradient, or one of zeros.
+    alone = {**other.gradients, **one.gradients}.items()
+    missing = [name for name, gradient in alone if name not in shared and bool(gradient.any())]
+    pairs |= {name: (one.gradients[name], other.gradients[name]) for name in shared}
     scales = {name: float(b.abs().max()) for name, (_, b) in pairs.items()}
     scales = {name: scale if scale > _ZERO * largest else largest for name, scale in scales.items()}
     differ = {name: float((a - b).abs().max()) / max(scales[name], 1e-30) for name, (a, b) in pairs.items()}
+    differ = {name: float("inf") if math.isnan(value) else value for name, value in differ.items()}
     return differ | dict.fromkeys(missing, float("inf"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,7 +29,7 @@ class LatentEntrance(Entrance):
         """Compute all outputs from the stored residual [batch/x, sequence, H/z], gather them, and fill the slots."""
         letters = placement.inner_cuts(self.groups.tensor).features
         parts = []
-        for part, slot in zip(torch.split(self(x), self.local, dim=-1), slots, strict=True):
+        for part, slot in zip(self(x).unsafe_split_with_sizes(self.local, -1), slots, strict=True):
             for letter in reversed(letters):
                 part = collectives.all_gather_autograd(part, self.groups.axis(letter), -1)
             slot.ready[:] = (part,)

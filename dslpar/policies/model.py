@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers.utils.generic import ModelOutput
 
@@ -36,16 +37,18 @@ from dslpar.policies.balance_loss import SETTING, BalancedLoss, balance_of
 from dslpar.policies.chain import Chain
 from dslpar.policies.config import check_settings, check_table, config_of, lists_of_blocks, proven_policy
 from dslpar.policies.constructed import fill_buffers
-from dslpar.policies.derive import derive
-from dslpar.policies.errors import NEEDS_OWN_CODE, as_findings
+from dslpar.policies.derive import derive, plan_of
+from dslpar.policies.draft import missing_counts
+from dslpar.policies.errors import NEEDS_OWN_CODE, OF_ITSELF, UNSPLIT, as_findings
 from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.lora import Adapters, as_lora
 from dslpar.policies.loss import ModelLoss, OwnLoss, vocabulary_loss, whole_loss
+from dslpar.policies.model_inputs import check_inputs
 from dslpar.policies.pretrained_files import Saved
 from dslpar.policies.skeleton import Piece, Skeleton
-from dslpar.schema.policy import DECODER_INPUTS, as_policy
+from dslpar.schema.policy import DECODER_INPUTS, PlanOf, Policy, as_policy
 from dslpar.schema.sections import LoRA
-from dslpar.schema.transformers_policies import POLICIES
+from dslpar.schema.transformers_policies import DERIVED, POLICIES
 
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
 """Global variable with transformers' attention registry, in the Python modules of models that use the registry."""
@@ -76,19 +79,19 @@ class HuggingFaceModel(LayeredModel):
         attn_implementation: str | None = None,
     ) -> None:
         config = config_of(cls, config, pretrained)
-        if policy is None or policy == "derived":
-            written = None if policy else POLICIES.get(cls.__name__)
-        else:
-            written = as_policy(policy, POLICIES)
+        given = as_policy(policy, POLICIES, DERIVED) if policy not in (None, "derived") else None
+        written = given if isinstance(given, Policy) else POLICIES.get(cls.__name__) if policy is None else None
+        if written is None:
+            check_inputs(cls)
         has_door = getattr(cls, "_supports_attention_backend", False) or _REGISTRY in vars(sys.modules[cls.__module__])
         if not has_door and not (written and (written.own_attention or not written.regions)):
             message = f"{cls.__name__}: its attention does not go through transformers' interface"
-            raise_finding("TEN234", message, "use a family of docs/transformers.md", key="model.type")
+            raise_finding("TEN234", message, UNSPLIT, key="model.type")
         self.attention = attention.implementation_of(config, attn_implementation)
         if self.attention == attention.FLASH and written and written.own_attention:
             message = f"{cls.__name__} computes its scores itself, and uses no kernel"
             raise_finding("TEN235", message, "leave attn_implementation out", key="model.attn_implementation")
-        with torch.device("meta"):
+        with torch.device("meta"), as_findings(f"{cls.__name__}: building it", OF_ITSELF):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
         self.config = self.model.config
         if getattr(self.config, SETTING, False):
@@ -98,10 +101,11 @@ class HuggingFaceModel(LayeredModel):
         prefix, stored = self.model.base_model_prefix, Saved(self.model).stored
         self.folder = None if pretrained is None else Folder(pretrained, prefix, stored)
         with as_findings(f"{cls.__name__}: deriving a policy"):
-            self.policy = written or (derive(self.model) if policy == "derived" else proven_policy(self.model))
+            self.policy = written or _derived(self.model, given or policy)
         self.policy = replace(self.policy, blocks=lists_of_blocks(self.model, self.policy.blocks))
         check_settings(cls.__name__, self.config, self.policy)
-        check_table(self.model, self.policy)
+        with as_findings(f"{cls.__name__}: its token table"):
+            check_table(self.model, self.policy)
         self.balance = balance_of(self.model, self.config, self.policy)
         with as_findings(f"{cls.__name__}: its forward without its blocks"):
             self.skeleton = Skeleton(self.model, self.policy)
@@ -163,7 +167,15 @@ class HuggingFaceModel(LayeredModel):
                     )
                 )
                 index += 1
-        return [_with_findings(spec) for spec in (*specs, *(self._head_layers(groups) if skeleton.head else ()))]
+        specs += self._head_layers(groups) if skeleton.head else []
+        return [_with_findings(spec, self._hint_of_shards) for spec in specs]
+
+    def _hint_of_shards(self) -> str:
+        """Return the help if code fails on a shard: the counts of heads that the policy lacks are the usual reason."""
+        counts = missing_counts(self.model, self.policy)
+        if not counts:
+            return NEEDS_OWN_CODE
+        return f"{counts} in its policy, if these count heads or their features; or {UNSPLIT}"
 
     def _head_layers(self, groups: Groups) -> list[LayerSpec]:
         skeleton, chain = self.skeleton, self.chain
@@ -340,11 +352,18 @@ class HuggingFaceModel(LayeredModel):
         return torch.equal(run(self.skeleton.part(()), x), x)
 
 
-def _with_findings(spec: LayerSpec) -> LayerSpec:
+def _derived(model: Any, policy: object) -> Policy:
+    """Return the policy derived from the plan of the class that `policy` names, or of the model's own."""
+    if isinstance(policy, PlanOf):
+        return derive(model, plan_of(getattr(transformers, policy), model.base_model_prefix))
+    return derive(model) if policy == "derived" else proven_policy(model)
+
+
+def _with_findings(spec: LayerSpec, hint: Callable[[], str]) -> LayerSpec:
     """Return the layer with `build` and `forward` whose errors become findings that name the layer."""
     assert spec.forward is not None
     build = as_findings(f"{spec.name}: sharding the layer")(spec.build)
-    forward = as_findings(f"{spec.name}, on its shard,")(spec.forward)
+    forward = as_findings(f"{spec.name}, on its shard,", hint)(spec.forward)
     return replace(spec, build=build, forward=forward, skips_init=True)
 
 

@@ -37,9 +37,13 @@ def mask_use(found: Skeleton) -> MaskUse:
 
     Raises:
         DslparError: the forward computes positions from the mask and the residual's length; on a rank, the residual may
-            be only a piece of the sequence.
+            be only a piece of the sequence. Or its positions are not 0, 1, ... (RoBERTa's begin after the padding id).
     """
     arange = torch.arange(_LENGTH)[None]
+    if not _equal(_seen(found, None, None, tables_only=True), _seen(found, arange, None, tables_only=True)):
+        message = f"{type(found.model).__name__}: its positions are not 0, 1, ..., but computed by its own code"
+        hint = "inputs=['input_ids', 'attention_mask', 'token_type_ids'] in its policy, so that its code gets the ids"
+        raise_finding("TEN234", message, hint, key="model.policy")
     mask = (arange > 1) & (arange < _LENGTH - 1)
     with_mask = _seen(found, None, mask)
     if _equal(with_mask, _seen(found, None, None)):
@@ -55,8 +59,18 @@ def mask_use(found: Skeleton) -> MaskUse:
 
 
 @torch.no_grad()
-def _seen(found: Skeleton, positions: Tensor | None, mask: Tensor | None, length: int = _LENGTH) -> list[Tensor]:
-    """Run the forward; return the tensor arguments that blocks and embedding tables get, besides the residual."""
+def _seen(
+    found: Skeleton,
+    positions: Tensor | None,
+    mask: Tensor | None,
+    length: int = _LENGTH,
+    *,
+    tables_only: bool = False,
+) -> list[Tensor]:
+    """Run the forward; return the tensor arguments that blocks and embedding tables get, besides the residual.
+
+    `tables_only`: those of embedding tables alone.
+    """
     part = found.part(()).eval()
     seen: list[Tensor] = []
 
@@ -65,7 +79,8 @@ def _seen(found: Skeleton, positions: Tensor | None, mask: Tensor | None, length
         seen.extend(_tensors((args[isinstance(module, BlockStandIn) :], rest)))
 
     for module in part.modules():
-        if isinstance(module, BlockStandIn) or (isinstance(module, LeafStandIn) and module.gives_nothing):
+        is_block = isinstance(module, BlockStandIn) and not tables_only
+        if is_block or (isinstance(module, LeafStandIn) and module.gives_nothing):
             module.register_forward_pre_hook(note, with_kwargs=True)
     masks = {} if mask is None else {"attention_mask": mask.long()}
     found.run(part, torch.zeros(1, length, found.hidden_size(0)), length, position_ids=positions, **masks)

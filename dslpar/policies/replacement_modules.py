@@ -107,8 +107,9 @@ class Entrance(Linear):
     def fill(self, x: Tensor, slots: Sequence[Slot]) -> Tensor:
         """Compute all outputs from the stored residual [batch/x, sequence, H/z]; fill the slots; return the first."""
         y = self(x)
-        # A single output is not split, since the backward of a split would copy its gradient.
-        parts = y.split_with_sizes(self.local, -1) if len(slots) > 1 else (y,)
+        # A single output is not split, since the backward of a split would copy its gradient. An unsafe split is one
+        # whose parts may change in place (OLMo's clip_qkv), which is safe if nothing reads `y` itself.
+        parts = y.unsafe_split_with_sizes(self.local, -1) if len(slots) > 1 else (y,)
         for slot, part in zip(slots, parts, strict=True):
             slot.ready[:] = (part,)
         return parts[0]

@@ -161,6 +161,9 @@ class Skeleton(Parts):
     def _logits(self, trial: _Trial) -> tuple[str, list[str]]:
         """Return the name of the head's logits, and the names of other logits."""
         names = [name for name in trial.output if "logits" in name]
+        if not (names or self.head or self.policy.loss):
+            message = f"{type(self.model).__name__} returns no logits, but {', '.join(trial.output)}"
+            raise_finding("TEN234", message, "name a class for a task, such as classification", key="model.type")
         head = trial.model.get_submodule(self.head).input if self.head else None
         # The forward may change the logits (a soft cap). Then no output is the tensor that the head returned.
         of_head = next((name for name in names if trial.output[name] is head), "logits") if self.head else ""

@@ -160,7 +160,10 @@ class Shapes:
         self.known: dict[Any, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return zeros, in tuples as the module returns them. Floats have the dtype of the first float argument."""
+        """Return zeros, in tuples as the module returns them.
+
+        Floats have the dtype of the first float argument; of a table, which gets ids alone, that of its weight.
+        """
         given = [*args, *kwargs.values()]
         key = tuple(tuple(each.shape) if isinstance(each, Tensor) else each for each in given)
         if key not in self.known:
@@ -168,7 +171,11 @@ class Shapes:
             to_meta = partial(_mapped, lambda x: torch.empty_like(x, device="meta", dtype=_like(x, dtype)))
             with torch.no_grad():
                 self.known[key] = self.module(*to_meta(args), **to_meta(kwargs))
-        like = next(each for each in given if isinstance(each, Tensor) and each.is_floating_point())
+        tensors_ = [each for each in given if isinstance(each, Tensor)]
+        like = next((each for each in tensors_ if each.is_floating_point()), None)
+        if like is None:
+            dtype = next((p.dtype for p in self.module.parameters()), torch.float32)
+            like = torch.zeros((), dtype=dtype, device=tensors_[0].device)
         return _mapped(lambda x: _zeros(x, like), self.known[key])
 
 

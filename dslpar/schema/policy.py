@@ -12,7 +12,7 @@ same linears. Tensor modes that also split the hidden dim need the regions in ad
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any
@@ -108,8 +108,16 @@ WITHOUT_ROUTER_NOISE: Mapping[str, object] = {"router_jitter_noise": 0.0}
 """Setting that policies for mixtures of experts require: no noise on router inputs."""
 
 
-def as_policy(value: object, known: Mapping[str, Policy]) -> Policy:
+class PlanOf(str):
+    """Name of a class whose tensor plan is read for another class, which has modules of the same names."""
+
+    __slots__ = ()
+
+
+def as_policy(value: object, known: Mapping[str, Policy], derived: Collection[str] = ()) -> Policy | PlanOf:
     """Return the policy that a config gives: a Policy, its fields as a dict, or the name of a class that has one.
+
+    `known`: policies by class name. `derived`: classes whose policy is derived from transformers' tensor plan.
 
     Raises:
         DslparError: an unknown name, an unknown field, or a missing one.
@@ -119,7 +127,10 @@ def as_policy(value: object, known: Mapping[str, Policy]) -> Policy:
     if isinstance(value, str):
         if value in known:
             return known[value]
-        hint = did_you_mean(value, known) or f"choose one of {', '.join(map(repr, known))}, or the fields of a policy"
+        if value in derived:
+            return PlanOf(value)
+        names = [*known, *derived, "derived"]
+        hint = did_you_mean(value, names) or f"choose one of {', '.join(map(repr, names))}, or the fields of a policy"
         raise_finding("CFG223", f"no policy is known as {value!r}", hint, key="model.policy")
     names = [each.name for each in fields(Policy)]
     needed = [each.name for each in fields(Policy) if each.default is MISSING and each.default_factory is MISSING]

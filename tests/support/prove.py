@@ -75,7 +75,8 @@ PARTS: Mapping[str, Part] = {
     "unit": Part(("tests/unit",), pages=PAGES, texts=True),
     "layers": Part(("tests/distributed/layers",)),
     "policies": Part(
-        ("tests/distributed/policies",), pages=_below("docs", "derived_policies.md porting.md transformers.md")
+        ("tests/distributed/policies",),
+        pages=_below("docs", "derived_policies.md porting.md transformers.md transformers_classes.md"),
     ),
     "distributed": Part(
         ("tests/distributed",),

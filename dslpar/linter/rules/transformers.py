@@ -363,10 +363,10 @@ def policy_not_understood(cx: Context) -> Iterator[Problem]:
     if policy is None or policy == "derived":
         return
     from dslpar.schema.policy import as_policy
-    from dslpar.schema.transformers_policies import POLICIES
+    from dslpar.schema.transformers_policies import DERIVED, POLICIES
 
     try:
-        as_policy(policy, POLICIES)
+        as_policy(policy, POLICIES, DERIVED)
     except DslparError as error:
         for found in error.findings:
             yield Problem(cx.config.at("model.policy"), found.message, found.help, "model.policy")

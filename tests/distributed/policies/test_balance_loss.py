@@ -33,6 +33,7 @@ import transformers
 from dslpar.models.layered import assemble
 from dslpar.policies import check, hf_parity
 from dslpar.policies.balance_loss import BalancedLoss
+from dslpar.policies.miniature import shrunk
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.schema.transformers_policies import DERIVED, POLICIES
 from tests.support import hugging_face as hf
@@ -140,7 +141,7 @@ def _module_of(name: str) -> Any:
 @pytest.mark.parametrize("name", sampled(classes(), {"GraniteMoeForCausalLM", "PhimoeForCausalLM"}))
 def test_the_loss_is_that_of_each_class(name: str) -> None:
     cls = getattr(transformers, name)
-    config = check.shrunk(cls.config_class(), ENABLED | {"router_jitter_noise": 0.0})
+    config = shrunk(cls.config_class(), ENABLED | {"router_jitter_noise": 0.0})
     (row,) = check.check(hf_parity.Subject(cls, config), {"one process": None})
     assert (row.outcome, row.worst < CLOSE) == ("exact", True), row
 
@@ -160,9 +161,7 @@ def test_a_class_without_such_a_loss_is_refused(name: str) -> None:
     with pytest.raises(
         DslparError, match=r"TEN234 .*transformers has no load-balancing loss for this class\nhelp: output"
     ):
-        HuggingFaceModel(
-            cls, check.shrunk(cls.config_class(), {"output_router_logits": True, "first_k_dense_replace": 1})
-        )
+        HuggingFaceModel(cls, shrunk(cls.config_class(), {"output_router_logits": True, "first_k_dense_replace": 1}))
 
 
 def test_another_loss_of_that_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ import transformers
 
 from dslpar.cli.main import main
 from dslpar.policies import check
-from dslpar.policies.check import Subject, shrunk
+from dslpar.policies.check import Subject
+from dslpar.policies.miniature import shrunk
 from dslpar.schema.sections import TensorParallel
 from dslpar.schema.transformers_policies import POLICIES, Policy
 
@@ -38,10 +40,64 @@ def test_check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(check, "MODES", TWO)
     monkeypatch.setattr(check.check, "__defaults__", (TWO,))
     assert main(["policy", "check", "Gemma2ForCausalLM", "num_hidden_layers=2"]) == 0
-    first, second = (line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines())
+    *rows, help = capsys.readouterr().out.splitlines()
+    assert help == "help: use a layout that keeps sequences whole"
+    first, second = (line.split(maxsplit=3) for line in rows)
     assert first[:3] == ["1d", "2", "exact"]
     assert second[:3] == ["ring", "2", "refused"]
     assert "softcap=" in second[3]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["BloomForCausalLM"],  # nn.Softmax calls torch's function with arguments of its own
+        ["XLMRobertaForMaskedLM", "--policy", "RobertaForMaskedLM"],  # the tied weight's first name is the head's
+        ["StableLmForCausalLM", "--policy", "LlamaForCausalLM"],  # a policy that is derived
+        ["OlmoForCausalLM", "clip_qkv=0.5"],  # it changes q, k and v in place
+        ["SwinForImageClassification"],
+        ["Gemma4ForCausalLM", "hidden_size_per_layer_input=0"],
+        [
+            *("BioGptForCausalLM", "--policy"),
+            "dict(blocks=['biogpt.layers'], regions={'biogpt.layers.*.self_attn': ['k_proj', 'v_proj', 'q_proj']},"
+            " outward=['biogpt.layers.*.self_attn.out_proj', 'biogpt.layers.*.fc2'], inward=['biogpt.layers.*.fc1'])",
+        ],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_check_of_classes_and_policies(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check.check, "__defaults__", ({"1d 2": TWO["1d 2"]},))
+    assert main(["policy", "check", *argv]) == 0
+    (row,) = capsys.readouterr().out.splitlines()
+    assert row.split()[2] == "exact"
+    assert "dropout" not in row
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["WhisperForConditionalGeneration"], "TEN234 .*takes input_features.*\nhelp: dslpar.initialize"),
+        (
+            ["LlavaForConditionalGeneration"],
+            "TEN234 .*takes pixel_values.*\nhelp: type='transformers.LlamaForCausalLM'",
+        ),
+        (["MambaForCausalLM"], "TEN234 .*\nhelp: dslpar.initialize"),
+        (["FalconForCausalLM"], "TEN234 .*\nhelp: dslpar.initialize"),
+        (["Gemma4ForCausalLM"], "TEN234 .*\nhelp: hidden_size_per_layer_input=0"),
+        (["XLMRobertaForMaskedLM"], "TEN234 .*\nhelp: policy='RobertaForMaskedLM'"),
+        (["LlamaForCausalLM", "num_attention_heads=x"], "CFG223 .*LlamaConfig refuses its miniature"),
+        (["LlamaForCausalLM", "--policy", "LamaForCausalLM"], "CFG223 .*\nhelp: did you mean 'LlamaForCausalLM'"),
+        (["DbrxForCausalLM"], "TEN234 .*building it fails.*\nhelp: a config that transformers itself can build"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_check_ends_with_a_finding_that_says_what_to_write(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["policy", "check", *argv]) == 1
+    assert re.search(said, capsys.readouterr().err)
 
 
 OWN = "tests/support/own_decoder_config.py"
@@ -128,6 +184,7 @@ def test_a_class_without_a_policy(capsys: pytest.CaptureFixture[str], monkeypatc
         (["NoSuchModel"], "NoSuchModel is not a transformers model"),
         (["collections.OrderedDict"], "collections.OrderedDict is not a transformers model"),
         (["LlamaForCausalLM", "num_layers"], "'num_layers' is not key=value"),
+        (["LlamaForCausalLM", "--policy", "dict(blocks=x)"], "malformed node"),
     ],
 )
 def test_wrong_usage(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +196,7 @@ def test_wrong_usage(argv: list[str], said: str, capsys: pytest.CaptureFixture[s
 def test_a_config_in_miniature_keeps_its_switches() -> None:
     config = transformers.Qwen2Config(use_sliding_window=True, attention_dropout=0.3, tie_word_embeddings=True)
     small = shrunk(config, {"num_attention_heads": 4})
-    assert (small.hidden_size, small.num_attention_heads, small.vocab_size) == (32, 4, 70)
+    assert (small.hidden_size, small.num_attention_heads, small.vocab_size) == (64, 4, 70)
     assert (small.use_sliding_window, small.tie_word_embeddings, small.attention_dropout) == (True, True, 0.0)
     assert (config.hidden_size, config.attention_dropout) == (4096, 0.3)
 
