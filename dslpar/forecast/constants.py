@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from dslpar.core.json_values import mapping, parse
 
-FORMAT = 2
-"""Version of the calibration file. Version 1 had no `collective_launch_s`: it was part of `layer_launch_s`."""
+FORMAT = 3
+"""Version of the calibration file. Up to version 2, `gather_passes` and `weights_exposed` also held for DeepSpeed."""
 MOST_ERROR = 10.0
 """The largest error, as a share, that a calibration file may have."""
 
@@ -73,9 +73,14 @@ class Constants:
     reduction_exposed: float = 0.06923
     """Share of an overlapped gradient reduction that the backward does not hide."""
     weights_exposed: float = 1.0
-    """Share of the time of ZeRO 2's and 3's collectives per micro-batch that compute does not hide."""
+    """Share of the time of ZeRO 2's and 3's collectives per micro-batch that compute does not hide, without prefetch."""
+    exposed_layers: float = 1.0
+    """With prefetch, the layers of a micro-batch whose collectives compute does not hide: no layer runs before the first.
+    """
     gather_passes: float = 11.22
-    """Factor on the time of ZeRO 1's and 2's gather of updated weights, relative to one all-gather of the bytes."""
+    """Factor on the time of ZeRO 1's and 2's gather of updated weights, if weights are gathered one by one."""
+    flat_gather_passes: float = 1.0
+    """The same factor if weights are gathered in large buffers, as DeepSpeed does: one all-gather of the bytes."""
     optimizer_bytes: float = 17.95
     """Bytes that a fused optimizer reads and writes per weight."""
     unfused_optimizer: float = 26.28
@@ -107,7 +112,9 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "hop_s": (0.01e-3, 20e-3),
     "reduction_exposed": (0.02, 1.5),
     "weights_exposed": (0.001, 1),
+    "exposed_layers": (0.1, 100),
     "gather_passes": (0.3, 30),
+    "flat_gather_passes": (0.3, 30),
     "optimizer_bytes": (8, 200),
     "unfused_optimizer": (1, 40),
     "step_s": (0.1e-3, 1),
