@@ -2,29 +2,37 @@
 
     python -m benchmarks.forecast --leave-out [--quick]
 
-A stack is a framework on a cluster. Each fitted stack is forecast with constants of the others. Stacks that are never
-fitted are forecast with constants of all fitted stacks. These errors are what a new user sees, and `dslpar plan` prints
-them (`dslpar.forecast.constants.ERROR`). An effect, such as a pipeline, is left out with all its runs, and these are
-forecast with constants of the others. `UNCOVERED` is printed for layouts with an effect that no run covers. The third
-table calibrates with three runs of a stack and forecasts its other runs: `CALIBRATED`.
+A stack is a framework on a cluster. Each fitted stack is forecast with constants of the others, and the stacks that are
+never fitted with constants of all fitted ones. The tables are
+
+- stacks left out: the error of a forecast for a stack of which nothing was measured (`ERROR`),
+- layouts of one model, compared within these stacks: the error of the ratio of two times (`RATIO`),
+- a calibration with three runs of the stack left out: the error on its other runs (`CALIBRATED`),
+- effects left out, such as a pipeline: its runs are forecast with constants of the runs without it. The largest of
+  these errors is that of an effect that no run has (`UNCOVERED`).
+
+The last lines are these values as `dslpar.forecast.constants` stores them for `dslpar plan` to print.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from math import exp
 from statistics import median
 
-from benchmarks.forecast import STACKS, UNFITTED, Data, fit, thinned
+from benchmarks.forecast_fits import STACKS, UNFITTED, Data, fit, thinned
 from benchmarks.published_runs import PublishedRun
 from dslpar.forecast.calibrate import calibrate, residuals_of
-from dslpar.forecast.constants import Constants, Error
+from dslpar.forecast.constants import ENOUGH_RUNS, Constants, Error, widest
 
-FEW = 3
-"""Runs of a stack to which it is calibrated."""
 DRAWS = 12
-"""Ways to draw these runs from a stack."""
+"""Ways to draw the runs of a calibration from a stack."""
+
+Residuals = Mapping[str, Sequence[float]]
+"""log(forecast / measured) of runs, by the name of a stack or an effect."""
 
 EFFECTS: Mapping[str, Callable[[PublishedRun], bool]] = {
     "several nodes": lambda run: run.workload.mesh.world_size > run.nodes.per_node,
@@ -39,52 +47,79 @@ EFFECTS: Mapping[str, Callable[[PublishedRun], bool]] = {
 """Effects that some fitted runs have and others have not."""
 
 
-def of_stacks(data: Data, most: int | None = None) -> dict[str, list[float]]:
-    """Return log(forecast / measured) of each stack's runs, with constants fitted to other stacks."""
-    stacks = dict.fromkeys(run.stack for run in data.runs)
-    return {stack: _of_others(data, _chosen(data, stack), _fitted(data, stack), most) for stack in stacks}
+@dataclass(frozen=True)
+class LeftOut:
+    """Errors of what was left out of the fits."""
+
+    stacks: Residuals
+    ratios: Residuals
+    """log of the forecast ratio of two layouts' times over the measured ratio, by stack."""
+    calibrated: Residuals
+    effects: Residuals
+
+    @property
+    def unseen_effect(self) -> Error:
+        """The largest error of an effect that no fitted run has."""
+        return widest(*(pooled({name: residuals}) for name, residuals in self.effects.items()))
 
 
-def of_effects(data: Data, most: int | None = None) -> dict[str, list[float]]:
-    """Return log(forecast / measured) of the runs with each effect, with constants fitted to runs without it."""
-    found = {}
-    for name, has in EFFECTS.items():
-        held = [i for stack in (*STACKS, UNFITTED) for i in data.of_stack(stack) if has(data.runs[i])]
-        fitted = [i for i in _fitted(data) if not has(data.runs[i])]
-        found[name] = _of_others(data, held, fitted, most)
-    return found
+def leave_out(fitted: Data, unfitted: Data, most: int | None = None) -> LeftOut:
+    """Leave out each stack and each effect; fits use at most `most` runs per stack."""
+    stacks: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
+    calibrated: dict[str, list[float]] = {}
+    whole = _constants(fitted, _without(fitted), most)
+    for data in (fitted, unfitted):
+        for stack in dict.fromkeys(run.stack for run in data.runs):
+            constants = _constants(fitted, _without(fitted, stack), most) if stack in STACKS else whole
+            held = data.of_stack(stack)
+            stacks[stack] = residuals_of([data.terms[i] for i in held], constants)
+            ratios[stack] = _ratios([data.runs[i].set for i in held], stacks[stack])
+            calibrated[stack] = _after_few_runs(data, held, constants)
+    effects = {name: _of_effect(fitted, has, most) for name, has in EFFECTS.items()}
+    return LeftOut(stacks, _without_empty(ratios), _without_empty(calibrated), effects)
 
 
-def after_few_runs(data: Data, start: Constants, seed: int = 0) -> dict[str, list[float]]:
-    """Return log(forecast / measured) of each stack's runs after a calibration to `FEW` others, begun at `start`.
+def _without_empty(groups: Residuals) -> Residuals:
+    return {name: residuals for name, residuals in groups.items() if residuals}
 
-    Several draws of the few runs are pooled. Stacks with fewer than twice as many runs are left out.
+
+def _without(data: Data, stack: str = "") -> list[int]:
+    return [i for each in STACKS if each != stack for i in data.of_stack(each)]
+
+
+def _constants(data: Data, chosen: Sequence[int], most: int | None) -> Constants:
+    return fit(data, thinned(data, chosen, most))
+
+
+def _ratios(sets: Sequence[str], residuals: Sequence[float]) -> list[float]:
+    """Return the differences between the residuals of two runs of a set, for all pairs."""
+    return [residuals[i] - residuals[j] for i, j in combinations(range(len(sets)), 2) if sets[i] == sets[j]]
+
+
+def _after_few_runs(data: Data, held: Sequence[int], start: Constants) -> list[float]:
+    """Return the residuals of a stack's runs after calibrations to `ENOUGH_RUNS` others, begun at `start`.
+
+    Several draws of the few runs are pooled. A stack needs twice as many runs.
     """
-    rng, found = random.Random(seed), dict[str, list[float]]()
-    for stack in dict.fromkeys(run.stack for run in data.runs):
-        chosen = _chosen(data, stack)
-        for _ in range(DRAWS if len(chosen) >= 2 * FEW else 0):
-            few = rng.sample(chosen, FEW)
-            made = calibrate([data.terms[i] for i in few], start).constants
-            others = [data.terms[i] for i in chosen if i not in few]
-            found.setdefault(stack, []).extend(residuals_of(others, made))
+    rng, found = random.Random(0), list[float]()
+    for _ in range(DRAWS if len(held) >= 2 * ENOUGH_RUNS else 0):
+        few = rng.sample(list(held), ENOUGH_RUNS)
+        made = calibrate([data.terms[i] for i in few], start).constants
+        found += residuals_of([data.terms[i] for i in held if i not in few], made)
     return found
 
 
-def _chosen(data: Data, stack: str) -> list[int]:
-    return data.of_stack(stack)
-
-
-def _fitted(data: Data, without: str = "") -> list[int]:
-    return [i for stack in STACKS if stack != without for i in data.of_stack(stack)]
-
-
-def _of_others(data: Data, held: Sequence[int], fitted: Sequence[int], most: int | None) -> list[float]:
-    constants = fit(data, thinned(data, fitted, most))
+def _of_effect(data: Data, has: Callable[[PublishedRun], bool], most: int | None) -> list[float]:
+    constants = _constants(data, [i for i in _without(data) if not has(data.runs[i])], most)
+    held = [i for stack in (*STACKS, UNFITTED) for i in data.of_stack(stack) if has(data.runs[i])]
     return residuals_of([data.terms[i] for i in held], constants)
 
 
-def pooled(groups: Mapping[str, Sequence[float]]) -> Error:
+# Quantiles and tables ---------------------------------------------------------------------------------------------
+
+
+def pooled(groups: Residuals) -> Error:
     """Return quantiles of the error over all groups, each of which weighs alike, however many runs it has."""
     shares = sorted((abs(exp(each) - 1), 1 / len(group)) for group in groups.values() for each in group)
     return Error(*(_weighted_quantile(shares, at * len(groups)) for at in (0.5, 0.8, 0.9)))
@@ -100,14 +135,28 @@ def _weighted_quantile(ordered: Sequence[tuple[float, float]], weight: float) ->
     return ordered[-1][0]
 
 
-def lines(title: str, groups: Mapping[str, Sequence[float]]) -> Iterator[str]:
-    """Yield a table: each group's errors and bias, and those of all groups."""
+def report(found: LeftOut) -> Iterator[str]:
+    """Yield the tables, and the values for `dslpar.forecast.constants`."""
+    yield from _table("stacks left out", found.stacks)
+    yield from _table("ratios of two layouts of a stack left out", found.ratios)
+    yield from _table(f"a stack left out, after {ENOUGH_RUNS} of its runs", found.calibrated)
+    yield from _table("effects left out", found.effects)
+    values = {
+        "ERROR": pooled(found.stacks),
+        "UNCOVERED": found.unseen_effect,
+        "CALIBRATED": pooled(found.calibrated),
+        "RATIO": pooled(found.ratios),
+    }
+    for name, (half, four, nine) in values.items():
+        yield f"{name} = Error(half={half:.3f}, four_of_five={four:.3f}, nine_of_ten={nine:.3f})"
+
+
+def _table(title: str, groups: Residuals) -> Iterator[str]:
     yield f"{title:44} {'runs':>6} {'half':>8} {'4 of 5':>8} {'9 of 10':>8} {'bias':>8}"
     for name, residuals in groups.items():
-        one = pooled({name: residuals})
-        yield f"  {name:42} {len(residuals):6} {_percents(one)} {100 * (exp(median(residuals)) - 1):+6.1f} %"
-    count = sum(map(len, groups.values()))
-    yield f"  {'all, each weighs alike':42} {count:6} {_percents(pooled(groups))}"
+        bias = 100 * (exp(median(residuals)) - 1)
+        yield f"  {name:42} {len(residuals):6} {_percents(pooled({name: residuals}))} {bias:+6.1f} %"
+    yield f"  {'all, each weighs alike':42} {sum(map(len, groups.values())):6} {_percents(pooled(groups))}"
 
 
 def _percents(error: Error) -> str:

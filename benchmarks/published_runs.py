@@ -85,9 +85,7 @@ _UNFUSED_SOFTMAX = replace(_MEGATRON, launch_ratio=21 / 17)
 in the source.
 """
 _FRAMEWORKS = {
-    "nanotron": Framework(
-        name="nanotron", blocking_messages=True, fused_optimizer=False, gathers_buffers=False
-    ),
+    "nanotron": Framework(name="nanotron", blocking_messages=True, fused_optimizer=False, gathers_buffers=False),
     "foundry": Framework(name="FSDP", gradient_bytes=2.0, reduced_bytes=2.0, prefetches_weights=False),
     "NeMo": Framework(name="Megatron-Core", overlaps_gather=True, buckets=None),
     "InternEvo": Framework(name="InternEvo", gradient_bytes=2.0, reduced_bytes=2.0),

@@ -144,7 +144,7 @@ def _path(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
 def _apply(
     args: argparse.Namespace, parser: argparse.ArgumentParser, question: planning.Question, made: planning.Plan
 ) -> int:
-    suggestions = made.repairs or made.layouts
+    suggestions = made.repairs or made.layouts or made.remedies
     if args.apply > len(suggestions):
         parser.error(f"--apply {args.apply}: there are {len(suggestions)} suggestions")
     return plan_apply.write(question, made, suggestions[args.apply - 1])

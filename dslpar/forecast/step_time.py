@@ -1,7 +1,7 @@
 """Forecast the time of a training step from what each rank computes and sends, in closed form.
 
     time = step_time(workload, device, Nodes.usual(device))
-    time.step_s, time.tensor_s, time.bubble
+    time.step_s, time.tensor_s, time.bubble_s
 
 A layer's time is that of its kernels (`dslpar.forecast.kernels`) and collectives (`dslpar.forecast.links`), or the time
 that the host needs to launch them, whichever is longer (`dslpar.forecast.part_times`). The pipeline rank with the most
@@ -61,7 +61,7 @@ class StepTime:
     weights_s: float
     """Time by which the traffic of ZeRO 2 or 3 lengthens a micro-batch."""
     bubble_s: float
-    """Idle time of the pipeline."""
+    """Idle time of the busiest rank in the pipeline; `Forecast.bubble` is its share for equal stages."""
     hops_s: float
     """Messages between stages."""
     reduction_s: float
@@ -72,8 +72,6 @@ class StepTime:
     """The optimizer's update, and transfers of offloaded states."""
     other_s: float
     """Fixed time per step (the constant `step_s`)."""
-    bubble: float
-    """`bubble_s` over the busy time of the busiest rank."""
     terms: Terms
     """Inputs that do not depend on fitted constants."""
 
@@ -327,7 +325,6 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
         gather_s=gather_s,
         optimizer_s=optimizer_s,
         other_s=constants.step_s,
-        bubble=bubble_s / (micro_batches * busy),
         terms=terms,
     )
 
