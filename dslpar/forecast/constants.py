@@ -73,7 +73,7 @@ class Constants:
     reduction_exposed: float = 0.06923
     """Share of an overlapped gradient reduction that the backward does not hide."""
     weights_exposed: float = 1.0
-    """Share of the time of ZeRO 2's and 3's collectives per micro-batch that compute does not hide, without prefetch."""
+    """Without prefetch, the share of ZeRO 2's and 3's collectives per micro-batch that compute does not hide."""
     exposed_layers: float = 1.0
     """With prefetch, the number of layers per micro-batch whose collectives compute does not hide: the first."""
     gather_passes: float = 11.22

@@ -107,7 +107,7 @@ class Terms(NamedTuple):
     fused_optimizer: bool
     """As in `Framework`."""
     offloaded_s: float
-    """Seconds to send gradients to the host and weights back, if the optimizer is offloaded."""
+    """Seconds to send gradients to the host and weights back, if the optimizer or the weights are offloaded."""
     message_sent: tuple[Sent, ...]
     """Bytes of all messages between stages in a step."""
 
@@ -155,6 +155,8 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes, replicas: Replica
         replicas = replica_terms(workload, device, nodes)
     message, message_sent = _message(workload, device, nodes) if pipe > 1 else (NO_TRANSFER, ())
     to_host = replicas.stepped * (4 + workload.element_bytes) if framework.offloads_optimizer else 0.0
+    if framework.buckets is not None and framework.buckets.offloads_weights:  # each forward and backward reads them
+        to_host += replicas.stepped * workload.element_bytes * 2 * micro_batches
     return Terms(
         parts=part_terms(workload, device, nodes),
         splits_backward=workload.schedule.split,

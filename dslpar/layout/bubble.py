@@ -3,10 +3,10 @@
     bubble_of(job.schedule, recomputes=False)        # for equal stages: what lint, show and plan print
     simulate_job(job)                                # one step; None where there are too many micro-batches
 
-A simulation has the compute of each stage. Its time is counted in forwards of a mean stage. A stage's forward takes as long as its layers have multiplications (the
-weights of a partition by 'cost'). The gradients of inputs and those of weights take as long as the forward each: one
-product each per matmul. Recomputation makes a stage's backward longer by one forward. The simulation ignores devices
-and networks: messages take no time.
+A simulation has the compute of each stage. Its time is counted in forwards of a mean stage. A stage's forward takes as
+long as its layers have multiplications (the weights of a partition by 'cost'). The gradients of inputs and those of
+weights take as long as the forward each: one product each per matmul. Recomputation makes a stage's backward longer by
+one forward. The simulation ignores devices and networks: messages take no time.
 """
 
 from __future__ import annotations

@@ -326,11 +326,7 @@ def _layout_lines(plan: Plan) -> Iterator[str]:
 
 
 def _mark(is_in_front: bool, more_uncovered: Sequence[str]) -> str:
-    return (
-        "  " + " ".join(["*" if is_in_front else " ", "?" if more_uncovered else ""])
-        if is_in_front or more_uncovered
-        else ""
-    )
+    return f"  {'*' if is_in_front else ' '} {'?' if more_uncovered else ' '}".rstrip()
 
 
 def _more_uncovered(own: Forecast, option: Option) -> list[str]:
@@ -377,7 +373,7 @@ def _parts_s(made: Forecast) -> dict[str, float]:
         "messages between stages": time.hops_s,
         "reducing gradients": time.reduction_s,
         "gathering changed weights": time.gather_s,
-        "the optimizer": time.optimizer_s,
+        "the optimizer and offload" if offloads_of(made.workload) else "the optimizer": time.optimizer_s,
     }
 
 

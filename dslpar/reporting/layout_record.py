@@ -49,7 +49,7 @@ def _expert(job: Job) -> dict[str, object] | None:
 def schedule_record(job: Job) -> dict[str, object]:
     """Return a pipeline's schedule as a record for JSON.
 
-    `bubble` is the share of a step in which a rank is idle (`dslpar.layout.bubble.bubble_of`). `held` has the most micro-batches whose activations a rank
+    `bubble` is the share of a step in which a rank is idle. `held` has the most micro-batches whose activations a rank
     holds at once, and `deferred` the most that wait for the gradients of weights.
     """
     schedule, recomputes = job.schedule, job.spec.activation_checkpoint is not None
