@@ -10,8 +10,8 @@ are two kinds: one set of constants for all stacks, and a set per stack, as from
 runs are filtered as the data's README says, and the unfiltered scores are beside. Ranking uses sets with at least four
 layouts, each as fast as its fastest run. It scores whether the fastest is among the forecast's first one, three and
 five, and how far behind it the best of the first three is. The runs of two sources are never fitted: Megatron-LM's of
-2021 (arXiv 2104.04473, 2201.11990), and those of arXiv 2205.05198. Nor is Megatron-Core's Mixtral, the only mixture, nor
-a run of published_runs_new_stacks.csv.
+2021 (arXiv 2104.04473, 2201.11990), and those of arXiv 2205.05198. Nor are Megatron-Core's Mixtral, the only mixture,
+and the runs of published_runs_new_stacks.csv.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _changed(
 ) -> _Search | None:
     """Search the layouts of the config with other words; None if a fixed key forbids them, or lint refuses them."""
     keys = [word.partition("=")[0] for word in words]
-    if not words or any(same_setting(key, fixed) for key in keys for fixed in question.fixed):
+    if any(same_setting(key, fixed) for key in keys for fixed in question.fixed):
         return None
     checked = question.check(job.mesh.world_size, words, errors_only=True)
     changed = job_of(checked)
@@ -155,8 +155,8 @@ def _changed(
 
 def _without_offload(question: Question, job: Job, machine: Machine, costs_of: CostsOf | None) -> Iterator[_Search]:
     """Yield the search without offload, if the config offloads: what fits without it is usually faster."""
-    found = _changed(question, alternatives.without_offload(job.spec), job, machine, costs_of)
-    if found is not None:
+    words = alternatives.without_offload(job.spec)
+    if words and (found := _changed(question, words, job, machine, costs_of)) is not None:
         yield found
 
 
@@ -256,7 +256,7 @@ class _Linted:
         """Return an option as a suggestion; None if lint refuses it, or if one of its pipeline ranks thrashes."""
         candidate = option.candidate
         if candidate not in self._known:
-            words = (*self.more, *overrides(self.job, candidate, self.written))
+            words = alternatives.last_of_each_key([*self.more, *overrides(self.job, candidate, self.written)])
             made = job_of(self.question.check(self.job.mesh.world_size, words, errors_only=True))
             passes = (
                 made is not None and candidate_of(made) == candidate and made.batch.global_size == self._global_size

@@ -373,7 +373,8 @@ def _parts_s(made: Forecast) -> dict[str, float]:
         "messages between stages": time.hops_s,
         "reducing gradients": time.reduction_s,
         "gathering changed weights": time.gather_s,
-        "the optimizer and offload" if offloads_of(made.workload) else "the optimizer": time.optimizer_s,
+        "the optimizer": time.optimizer_s - time.terms.offloaded_s,
+        "moving offloaded state": time.terms.offloaded_s,
     }
 
 
