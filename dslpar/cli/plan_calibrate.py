@@ -50,8 +50,8 @@ def _report(measured: list[Measured], found: Calibration, error: Error, path: Pa
         f"  {name:24} {old:10.4g} -> {new:.4g}" for name, (old, new) in changed.items() if abs(new / old - 1) > 0.02
     ]
     half, most = f"{100 * error.half:.0f} % in half", f"{100 * error.nine_of_ten:.0f} % in nine of ten"
-    before = f"{100 * constants.ERROR.half:.0f} and {100 * constants.ERROR.nine_of_ten:.0f} % without calibration"
-    lines += ["", f"error of forecasts for other layouts, {_basis(measured)}: {half}, {most} ({before})"]
+    without = f"{100 * constants.ERROR.half:.0f} and {100 * constants.ERROR.nine_of_ten:.0f} % without calibration"
+    lines += ["", f"error of forecasts for other layouts, {_basis(measured)}: {half}, {most} ({without})"]
     in_config = f"cluster=dict(calibration={str(path.absolute())!r})"
     lines += [f"written to {path}: --calibration {path}, or in a config {in_config}"]
     return "".join(visible(line) + "\n" for line in lines)

@@ -162,7 +162,7 @@ def _without_offload(question: Question, job: Job, machine: Machine, costs_of: C
 
 def _fastest(searches: Sequence[_Search]) -> tuple[Suggestion, ...]:
     """Return the fastest layouts of all searches that pass lint, in order of their time."""
-    made = []
+    made: list[Suggestion] = []
     for found, linted in searches:
         linted.refused = 0
         made += linted.first(found.fastest(), MOST_LAYOUTS)
