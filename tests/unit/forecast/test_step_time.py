@@ -393,7 +393,7 @@ def test_weights_that_are_gathered_in_buffers_cost_one_pass() -> None:
 
 
 def test_of_prefetched_layers_the_first_waits_for_its_weights() -> None:
-    """Where compute is far longer than the traffic, 1 of 32 layers' traffic remains; without prefetch all of it."""
+    """One of 32 layers remains if compute is far longer than the traffic; without prefetch all of them remain."""
     ahead, waiting = (
         timed(workload(data=8, zero=3, micro_size=4, framework=Framework(prefetches_weights=each))).weights_s
         for each in (True, False)
