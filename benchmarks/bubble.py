@@ -5,7 +5,7 @@
 Four ranks over gloo send 8 micro-batches through a tiny GPT. Each action does its work and then sleeps until it has
 taken exactly its simulated time. So few cores suffice for all ranks, and the excess is the time of the executor, the
 messages and the final sums. A step's time is that of its slowest rank. A line's name has the measured and the simulated
-bubble: a rank's idle time over its busy time.
+bubble: the share of the step in which a rank is idle.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def measured(schedule: str, chunks: int) -> Ratio:
     timeline = ideal(job)
     steps = step_times(job)
     best, busy = min(steps), max(timeline.busy)
-    name = f"{schedule} {chunks}, bubble {best / busy - 1:.4f}, simulated {timeline.bubble:.4f}"
+    name = f"{schedule} {chunks}, bubble {1 - busy / best:.4f}, simulated {timeline.bubble:.4f}"
     over = [step_s / timeline.makespan for step_s in steps]
     return Ratio(name, min(over), min(over), max(over), TARGET, strict=True)
 
 
 def measured_bubble(schedule: str, chunks: int) -> float:
-    """Return idle over busy time of the best step."""
+    """Return the share of the best step in which the busiest rank is idle."""
     job = job_of(schedule, chunks)
-    return min(step_times(job)) / max(ideal(job).busy) - 1
+    return 1 - max(ideal(job).busy) / min(step_times(job))
 
 
 def job_of(schedule: str, chunks: int) -> Job:

@@ -1,14 +1,17 @@
 """Step-time forecasts against 2,000 published measurements: errors, and the ranking of layouts.
 
     python -m benchmarks.forecast [--data ../shared/data] [--seeds 2] [--folds 5] [--quick] [--fit]
+    python -m benchmarks.forecast --leave-out          # whole stacks: the errors that `dslpar plan` prints
 
-All scores are of runs that the constants were not fitted on. The sets of each stack (a framework on a cluster) are
-dealt into folds, and each fold is forecast with constants fitted on the others, starting from neutral ones. There are
-two kinds: one set of constants for all stacks, and a set per stack, as from `dslpar plan --calibrate`. nanotron's runs
-are filtered as the data's README says, and the unfiltered scores are beside. Ranking uses sets with at least four
+All scores are of runs that the constants were not fitted on, but of stacks (a framework on a cluster) that they were
+fitted on. How wrong a forecast for another stack is, --leave-out tells (`benchmarks.leave_out`). The sets of each stack
+are dealt into folds, and each fold is forecast with constants fitted on the others, starting from neutral ones. There
+are two kinds: one set of constants for all stacks, and a set per stack, as from `dslpar plan --calibrate`. nanotron's
+runs are filtered as the data's README says, and the unfiltered scores are beside. Ranking uses sets with at least four
 layouts, each as fast as its fastest run. It scores whether the fastest is among the forecast's first one, three and
 five, and how far behind it the best of the first three is. The runs of two sources are never fitted: Megatron-LM's of
-2021 (arXiv 2104.04473, 2201.11990), and those of arXiv 2205.05198. Nor is Megatron-Core's Mixtral, the only mixture.
+2021 (arXiv 2104.04473, 2201.11990), and those of arXiv 2205.05198. Nor are Megatron-Core's Mixtral, the only mixture,
+and the runs of published_runs_new_stacks.csv.
 """
 
 from __future__ import annotations
@@ -22,84 +25,20 @@ from dataclasses import dataclass, field, fields
 from math import exp, sqrt
 from statistics import mean, median
 
-from benchmarks.published_runs import PublishedRun, by_set, mixture_runs, read, selective_recompute_runs
-from dslpar.forecast.calibrate import PRIOR_RUNS, Run, calibrate, error_of, residuals_of
+from benchmarks import leave_out
+from benchmarks.forecast_fits import DATA, STACKS, UNFITTED, Data, fit, load, load_unfitted, thinned
+from benchmarks.published_runs import PublishedRun, by_set, mixture_runs, selective_recompute_runs
+from dslpar.forecast.calibrate import PRIOR_RUNS, Run, error_of, residuals_of
 from dslpar.forecast.constants import Constants
 from dslpar.forecast.step_time import terms_of
 from dslpar.forecast.workload import Workload
 
-DATA = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
-STACKS = ("vTrain single", "vTrain multi", "foundry", "BigScience", "nanotron")
-UNFITTED = "Megatron-LM"
 RANKED = ("vTrain single", "vTrain multi", "BigScience", "nanotron")
 LEAST_ALTERNATIVES = 4
 NEAR = 1.05
 """A layout counts as good as its set's fastest if it is at most this much slower."""
 QUICK_RUNS = 120
 """The largest number of runs per stack with --quick."""
-
-NEUTRAL = Constants(
-    product_efficiency=0.75,
-    wide_products=0.9,
-    product_depth=200,
-    misaligned_products=1.3,
-    fused_attention=0.4,
-    wide_attention=0.6,
-    plain_attention=0.5,
-    elementwise_passes=1.0,
-    logit_bytes=30,
-    layer_launch_s=0.5e-3,
-    backward_launch=2.0,
-    collective_launch_s=50e-6,
-    tensor_launch=0.005,
-    blocking_launch=1.0,
-    link_efficiency=0.7,
-    nic_efficiency=0.7,
-    nic_crowding=0.02,
-    link_latency_s=15e-6,
-    nic_latency_s=40e-6,
-    hop_s=0.3e-3,
-    reduction_exposed=0.5,
-    weights_exposed=0.3,
-    gather_passes=2.0,
-    optimizer_bytes=20,
-    unfused_optimizer=5.0,
-    step_s=5e-3,
-)
-"""Start of fits: round values, taken from no run."""
-NEUTRAL_RUNS = 0.02
-"""Weight of the prior on them, in runs: almost nothing."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """Runs and their terms."""
-
-    runs: Sequence[PublishedRun]
-    terms: Sequence[Run]
-
-    def of_stack(self, stack: str, filtered: bool = True) -> list[int]:
-        """Return the positions of a stack's runs. `filtered`: without those that the README leaves out."""
-        return [i for i, run in enumerate(self.runs) if run.stack == stack and not (filtered and run.filtered)]
-
-
-def load(path: str) -> Data:
-    """Read the runs of a folder."""
-    runs = read(os.path.join(path, "published_runs.csv"))
-    return Data(runs, [Run(terms_of(run.workload, run.device, run.nodes), run.step_s) for run in runs])
-
-
-# Fits -------------------------------------------------------------------------------------------------------------
-
-
-def fit(data: Data, chosen: Sequence[int], start: Constants = NEUTRAL, prior_runs: float = NEUTRAL_RUNS) -> Constants:
-    """Fit constants to some runs; each stack weighs as the square root of its number of runs."""
-    counts: dict[str, int] = {}
-    for index in chosen:
-        counts[data.runs[index].stack] = counts.get(data.runs[index].stack, 0) + 1
-    scale = len(chosen) / sum(map(sqrt, counts.values()))
-    weighted = [data.terms[i]._replace(weight=scale / sqrt(counts[data.runs[i].stack])) for i in chosen]
-    return calibrate(weighted, start, prior_runs=prior_runs).constants
 
 
 def deal(data: Data, seed: int, folds: int) -> list[int]:
@@ -138,17 +77,6 @@ def cross_validate(data: Data, seed: int, folds: int, most: int | None = None) -
                 _forecast(data, held, constants, found.one_set)
                 _forecast(data, held, fit(data, own, constants, PRIOR_RUNS) if own else constants, found.calibrated)
     return found
-
-
-def thinned(data: Data, chosen: Sequence[int], most: int | None) -> list[int]:
-    """Return at most `most` runs of each stack, evenly spread."""
-    if most is None:
-        return list(chosen)
-    kept = []
-    for stack in sorted({data.runs[i].stack for i in chosen}):
-        own = [i for i in chosen if data.runs[i].stack == stack]
-        kept += own[:: max(1, -(-len(own) // most))]
-    return kept
 
 
 def _forecast(data: Data, held: Sequence[int], constants: Constants, into: list[float]) -> None:
@@ -365,13 +293,10 @@ def _report_mixtures(found: Sequence[OutOfFold], table: Table) -> None:
         table.line(f"{run.set} of {run.stack}, never fitted: error of its step", seeds)
 
 
-def _new_defaults(data: Data, found: Sequence[OutOfFold]) -> Iterator[str]:
-    """Yield constants fitted to all runs, and the out-of-fold errors, with equal weight per stack."""
+def _new_defaults(data: Data) -> Iterator[str]:
+    """Yield constants fitted to all runs; their errors are those of --leave-out."""
     constants = fit(data, [i for stack in STACKS for i in data.of_stack(stack)])
     yield from (f"    {item.name}: float = {getattr(constants, item.name):.4g}" for item in fields(constants))
-    errors = [error_of([each.one_set[i] for i in data.of_stack(stack)]) for each in found for stack in STACKS]
-    half, four, nine = (mean(column) for column in zip(*errors, strict=True))
-    yield f"ERROR = Error(half={half:.3f}, four_of_five={four:.3f}, nine_of_ten={nine:.3f})"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -382,16 +307,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help=f"fit to {QUICK_RUNS} runs of a stack, one seed, 3 folds")
     parser.add_argument("--fit", action="store_true", help="print new defaults, fitted to all runs")
+    help = "leave out whole stacks and effects instead, and print the errors that dslpar plan prints"
+    parser.add_argument("--leave-out", action="store_true", help=help)
     options = parser.parse_args(arguments)
     if not os.path.exists(os.path.join(options.data, "published_runs.csv")):
         print(f"no published_runs.csv in {options.data}: nothing to score", file=sys.stderr)
         return 2
     data = load(options.data)
     seeds, folds, most = (1, 3, QUICK_RUNS) if options.quick else (options.seeds, options.folds, None)
+    if options.leave_out:
+        print(*leave_out.report(leave_out.leave_out(data, load_unfitted(options.data))), sep="\n")
+        return 0
     found = [cross_validate(data, seed, folds, most) for seed in range(seeds)]
     missed = report(data, found)
     if options.fit:
-        print(*_new_defaults(data, found), sep="\n")
+        print(*_new_defaults(data), sep="\n")
     print(f"{missed} targets missed" if missed else "all targets reached")
     return 1 if missed else 0
 

@@ -35,6 +35,14 @@ STACKS = {
     "11": "BigScience",
 }
 """By the source's number in the data's README; other sources are not scored."""
+NEW_STACKS = {
+    "20": "NeMo",
+    "21": "InternEvo",
+    "22": "fms-fsdp",
+    "27": "KempnerForge",
+}
+"""Sources of published_runs_new_stacks.csv, on which no constant is fitted."""
+_ALL_STACKS = STACKS | NEW_STACKS
 MOST_NODES = 32
 """Limit for nanotron's runs: on 64 nodes its fabric was two to three times slower."""
 
@@ -44,6 +52,7 @@ _DEVICES = {
     "A100-SXM-40GB": "a100-40g",
     "V100-SXM2-32GB": "v100-32g",
     "V100-SXM2-16GB": "v100-16g",
+    "H200-SXM-141GB": "h200-141g",
 }
 _NETWORKS = {
     "EFA 3200": 400,
@@ -52,6 +61,11 @@ _NETWORKS = {
     "IB/RoCE 1600": 200,
     "IB HDR 1600": 200,
     "Omni-Path": 50,
+    "IB NDR 3200": 400,
+    "IB NDR 1600": 200,
+    "IB/RoCE 800": 100,
+    "IB/RoCE 400": 50,
+    "RoCE 400": 50,
 }
 """GB/s per node, by the beginning of its description."""
 
@@ -62,6 +76,7 @@ _MEGATRON = Framework(
     overlaps_reduction=False,
     fused_attention=False,
     splits_messages=True,
+    gathers_buffers=False,
 )
 _FUSED_SOFTMAX_DIVISOR = 4
 """Megatron's softmax is one kernel if this divides samples times heads."""
@@ -70,8 +85,12 @@ _UNFUSED_SOFTMAX = replace(_MEGATRON, launch_ratio=21 / 17)
 in the source.
 """
 _FRAMEWORKS = {
-    "nanotron": Framework(name="nanotron", blocking_messages=True, fused_optimizer=False),
-    "foundry": Framework(name="FSDP", gradient_bytes=2.0, reduced_bytes=2.0),
+    "nanotron": Framework(name="nanotron", blocking_messages=True, fused_optimizer=False, gathers_buffers=False),
+    "foundry": Framework(name="FSDP", gradient_bytes=2.0, reduced_bytes=2.0, prefetches_weights=False),
+    "NeMo": Framework(name="Megatron-Core", overlaps_gather=True, buckets=None),
+    "InternEvo": Framework(name="InternEvo", gradient_bytes=2.0, reduced_bytes=2.0),
+    "fms-fsdp": Framework(name="FSDP", gradient_bytes=2.0, reduced_bytes=2.0),
+    "KempnerForge": Framework(name="FSDP", gradient_bytes=2.0, reduced_bytes=2.0),
 }
 
 
@@ -97,6 +116,13 @@ def read(path: str) -> list[PublishedRun]:
     return [published_run(row) for row in rows if is_scored(row)]
 
 
+def read_new_stacks(path: str) -> list[PublishedRun]:
+    """Return the timed runs of the stacks on which no constant is fitted. Raises: OSError."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [published_run(row) for row in rows if row["source"] in NEW_STACKS and row["step_s"]]
+
+
 def is_scored(row: Mapping[str, str]) -> bool:
     """Return whether a row has a time, and everything that a workload needs."""
     return bool(row["source"] in STACKS and row["step_s"] and row["mbs"] and "fp8" not in row["precision"])
@@ -104,7 +130,7 @@ def is_scored(row: Mapping[str, str]) -> bool:
 
 def published_run(row: Mapping[str, str]) -> PublishedRun:
     """Return the run of a row."""
-    stack = STACKS[row["source"]]
+    stack = _ALL_STACKS[row["source"]]
     per_node = int(row["gpus_per_node"])
     network = next(speed for name, speed in _NETWORKS.items() if row["net"].startswith(name))
     too_many = stack == "nanotron" and int(row["gpus"]) > MOST_NODES * per_node
@@ -121,7 +147,7 @@ def published_run(row: Mapping[str, str]) -> PublishedRun:
 
 def workload_of_row(row: Mapping[str, str]) -> Workload:
     """Return the workload of a row."""
-    stack, model = STACKS[row["source"]], model_of_row(row)
+    stack, model = _ALL_STACKS[row["source"]], model_of_row(row)
     sizes = {name: int(row[name] or 1) for name in ("dp", "tp", "pp", "vp", "mbs", "gbs", "seq", "zero")}
     pipe, chunks = sizes["pp"], Chunks(sizes["pp"], sizes["vp"] if sizes["pp"] > 1 else 1)
     sequence = row["sp"] == "1" and sizes["tp"] > 1
@@ -141,13 +167,19 @@ def workload_of_row(row: Mapping[str, str]) -> Workload:
         zero=int(row["zero"] or 0),
         dtype="fp16" if row["precision"] == "fp16" else "bf16",
         recompute=_recompute(row["recompute"]),
-        framework=_FRAMEWORKS.get(stack) or _megatron(model.num_heads * sizes["mbs"] // sizes["tp"]),
+        framework=_framework(stack, model.num_heads * sizes["mbs"] // sizes["tp"], row["zero"] == "3"),
     )
 
 
-def _megatron(samples_and_heads: int) -> Framework:
-    """Return Megatron's behaviour for attention over so many samples times heads per rank."""
-    return _UNFUSED_SOFTMAX if samples_and_heads % _FUSED_SOFTMAX_DIVISOR else _MEGATRON
+def _framework(stack: str, samples_and_heads: int, shards_weights: bool) -> Framework:
+    """Return a stack's behaviour, for attention over so many samples times heads per rank.
+
+    The rows of Megatron-LM's paper with ZeRO 3 ran on the DeepSpeed of 2021, before it gathered weights ahead.
+    """
+    if stack in _FRAMEWORKS:
+        return _FRAMEWORKS[stack]
+    megatron = _UNFUSED_SOFTMAX if samples_and_heads % _FUSED_SOFTMAX_DIVISOR else _MEGATRON
+    return replace(megatron, prefetches_weights=False) if shards_weights else megatron
 
 
 def model_of_row(row: Mapping[str, str]) -> GPT:

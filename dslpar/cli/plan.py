@@ -20,13 +20,16 @@ dslpar plan configs/gpt_3d.py --world-size 16 --device h100-80g      # memory, t
 dslpar plan CFG --world-size 64 --device h100-80g zero.stage=2       # for another layout
 dslpar plan CFG --world-size 64 --device h100-80g --fix parallel.pipeline=2   # search with that pipeline
 dslpar plan CFG --world-size 64 --device h100-80g --apply 1          # write the first repair, or layout
-dslpar plan --calibrate outputs/a outputs/b --device h100-80g        # learn from your own runs
+dslpar plan --calibrate outputs/a outputs/b outputs/c --device h100-80g   # learn from three runs of yours
 dslpar plan CFG --world-size 16 --device a100-80g --trace            # a model without known costs
 dslpar plan CFG --world-size 10240 --dry-run --rank 1023             # build and run one rank's part
 
 Memory is the peak of the fullest rank, and time is per step. A job fits with up to 84 % of the
 device's memory, and is tight with up to 100 %; above 92 % it would thrash. Suggestions need at most
 92 %, keep the global batch, and pass lint.
+
+The error of a time is that of software stacks that were never measured, until three of your runs
+calibrate it. It is wider for effects that no run has, such as offload, which the report names.
 
 devices: {devices}
 
@@ -47,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nodes-of", type=arguments.whole_number, metavar="N", help=help)
     help = "set a value, and keep it in every suggestion; repeatable"
     add("--fix", action="append", default=[], metavar="KEY=VALUE", help=help)
-    help = "write repair N into the config (layout N if the config fits), and stop"
+    help = "write repair N into the config (layout N if it fits, change N if no layout fits), and stop"
     add("--apply", type=arguments.whole_number, metavar="N", help=help)
     help = "use the measured constants in FILE; with --calibrate: write them to FILE"
     add("--calibration", metavar="FILE", help=help)
@@ -146,7 +149,7 @@ def _path(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
 def _apply(
     args: argparse.Namespace, parser: argparse.ArgumentParser, question: planning.Question, made: planning.Plan
 ) -> int:
-    suggestions = made.repairs or made.layouts
+    suggestions = made.repairs or made.layouts or made.remedies
     if args.apply > len(suggestions):
         parser.error(f"--apply {args.apply}: there are {len(suggestions)} suggestions")
     return plan_apply.write(question, made, suggestions[args.apply - 1])

@@ -10,8 +10,8 @@ from pathlib import Path
 from dslpar.cli import arguments
 from dslpar.core.visible import visible
 from dslpar.forecast import constants
-from dslpar.forecast.calibrate import FEWEST_HELD_OUT, Calibration, calibrate, held_out_error
-from dslpar.forecast.constants import Error
+from dslpar.forecast.calibrate import MANY_LAYOUTS, Calibration, calibrate, held_out_error
+from dslpar.forecast.constants import ENOUGH_RUNS, Error
 from dslpar.planner.measured_runs import Measured, NoMeasurementError, read_measured
 
 
@@ -29,11 +29,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("--calibrate needs folders of runs, each with a config.yaml and a metrics.jsonl")
     runs = [each.run for each in measured]
     found, held_out = calibrate(runs), held_out_error(runs)
-    if len(runs) < FEWEST_HELD_OUT:
-        held_out = Error(*map(max, held_out, found.error))
+    covers = {name for each in measured for name in each.forecast.uncovered} if len(runs) >= ENOUGH_RUNS else set()
     path = Path(args.calibration or "calibration.json")
     try:
-        path.write_text(constants.dump(found.constants, held_out, len(runs)), encoding="utf-8")
+        path.write_text(constants.dump(found.constants, held_out, len(runs), covers), encoding="utf-8")
     except OSError as error:
         sys.stderr.write(visible(f"cannot write {path}: {error.strerror or error}") + "\n")
         return 1
@@ -51,13 +50,18 @@ def _report(measured: list[Measured], found: Calibration, error: Error, path: Pa
     lines += [
         f"  {name:24} {old:10.4g} -> {new:.4g}" for name, (old, new) in changed.items() if abs(new / old - 1) > 0.02
     ]
-    half, most = f"{100 * error.half:.1f} % in half", f"{100 * error.nine_of_ten:.1f} % in nine of ten"
-    whose = (
-        "each run with constants fitted to the others"
-        if len(measured) >= FEWEST_HELD_OUT
-        else "too few runs to hold any out"
-    )
-    lines += ["", f"error, {whose}: {half}, {most}"]
+    half, most = f"{100 * error.half:.0f} % in half", f"{100 * error.nine_of_ten:.0f} % in nine of ten"
+    without = f"{100 * constants.ERROR.half:.0f} and {100 * constants.ERROR.nine_of_ten:.0f} % without calibration"
+    lines += ["", f"error of forecasts for other layouts, {_basis(measured)}: {half}, {most} ({without})"]
     in_config = f"cluster=dict(calibration={str(path.absolute())!r})"
     lines += [f"written to {path}: --calibration {path}, or in a config {in_config}"]
     return "".join(visible(line) + "\n" for line in lines)
+
+
+def _basis(measured: list[Measured]) -> str:
+    """Return what the error is based on, by the number of runs (`held_out_error`)."""
+    if len(measured) < ENOUGH_RUNS:
+        return f"as without calibration, because {ENOUGH_RUNS} runs are needed"
+    if len({each.run.terms for each in measured}) < MANY_LAYOUTS:
+        return "each layout with constants fitted to the others, and at least that of other stacks after so few runs"
+    return "each layout with constants fitted to the others"

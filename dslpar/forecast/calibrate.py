@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import exp, inf, log
 from typing import NamedTuple
 
-from dslpar.forecast.constants import BOUNDS, DEFAULT, ERROR, Constants, Error
+from dslpar.forecast.constants import BOUNDS, CALIBRATED, DEFAULT, ENOUGH_RUNS, ERROR, Constants, Error, widest
 from dslpar.forecast.step_time import Terms, time_of
 
 HUBER = 0.05
@@ -32,8 +32,8 @@ STEP = 0.02
 """Change of a constant for a numerical derivative, in log space."""
 LONGEST_STEP = 0.7
 """The most that a Gauss-Newton step changes a constant, in log space."""
-FEWEST_HELD_OUT = 3
-"""The fewest runs for cross-validation."""
+MANY_LAYOUTS = 10
+"""The fewest layouts whose own held-out errors determine an error in nine of ten cases."""
 CONVERGED = 1e-5
 """The fit ends when a step reduces the loss by less than this share."""
 
@@ -118,17 +118,23 @@ def calibrate(
 def held_out_error(runs: Sequence[Run], folds: int = 10) -> Error:
     """Return the cross-validated error: each fold is forecast with constants fitted to the other folds.
 
-    Fewer than three runs are too few for cross-validation. Then the function returns the error of the default
-    constants.
+    Runs of one layout are in one fold, because one of them tells all about the others. Fewer than `ENOUGH_RUNS` runs
+    say little about other layouts: then the error is at least `ERROR`, that of the default constants. With fewer than
+    `MANY_LAYOUTS` layouts it is at least `CALIBRATED`, that of other stacks after such a calibration.
     """
-    folds = min(folds, len(runs))
-    if folds < FEWEST_HELD_OUT:
-        return ERROR
+    if len(runs) < ENOUGH_RUNS:
+        return widest(ERROR, calibrate(runs).error) if runs else ERROR
+    layouts = list(dict.fromkeys(run.terms for run in runs))
+    if len(layouts) == 1:
+        return widest(CALIBRATED, calibrate(runs).error)
+    folds = min(folds, len(layouts))
+    fold_of = {layout: number % folds for number, layout in enumerate(layouts)}
     residuals: list[float] = []
     for fold in range(folds):
-        fitted = calibrate([run for number, run in enumerate(runs) if number % folds != fold])
-        residuals += residuals_of(runs[fold::folds], fitted.constants)
-    return error_of(residuals)
+        fitted = calibrate([run for run in runs if fold_of[run.terms] != fold])
+        residuals += residuals_of([run for run in runs if fold_of[run.terms] == fold], fitted.constants)
+    error = error_of(residuals)
+    return error if len(layouts) >= MANY_LAYOUTS else widest(error, CALIBRATED)
 
 
 class _Fit(NamedTuple):

@@ -48,6 +48,8 @@ class Device:
     """Devices in a usual node."""
     nic_gb_per_s: float
     """Bandwidth from a usual node to the others, over all its network cards together."""
+    linked: int = 0
+    """Devices that share the fast links if these reach beyond a node: the 72 of a rack of GB200; else 0."""
     driver: str = ""
     """Regular expression for the names that drivers report for the device."""
 
@@ -77,6 +79,7 @@ def _device(
     sms: tuple[int, tuple[int, int]],
     links: tuple[float, int, float],
     driver: str = "",
+    linked: int = 0,
 ) -> Device:
     """Make a row: `chip` of `CHIPS`; `links` within a node, devices per node, network of a node."""
     link, per_node, nic = links
@@ -93,6 +96,7 @@ def _device(
         per_node=per_node,
         nic_gb_per_s=nic,
         driver=driver,
+        linked=linked,
     )
 
 
@@ -105,7 +109,7 @@ _TABLE = (
     _device("gh200-96g", "GH200", 96, 4.0, (132, _HOPPER), (450, 1, 50), r"\bGH200 480GB\b"),
     _device("gh200-141g", "GH200", 141, 4.8, (132, _HOPPER), (450, 1, 50), r"\bGH200 144G\b"),
     _device("b200-180g", "B200", 180, 8.0, (148, _HOPPER), (900, 8, 400), r"\bB200\b"),
-    _device("gb200-186g", "GB200", 186, 8.0, (148, _HOPPER), (900, 4, 200), r"\bGB200\b"),
+    _device("gb200-186g", "GB200", 186, 8.0, (148, _HOPPER), (900, 4, 200), r"\bGB200\b", linked=72),
     _device("b300-288g", "B300", 288, 8.0, (148, _HOPPER), (900, 8, 800), r"\bB300\b"),
     _device("a100-80g", "A100", 80, 2.039, (108, _AMPERE), (300, 8, 200), r"\bA100-SXM4-80GB\b"),
     _device("a100-80g-pcie", "A100", 80, 1.94, (108, _AMPERE), (31, 8, 200), r"\bA100 80GB PCIe\b"),

@@ -40,6 +40,11 @@ class Nodes(NamedTuple):
         """Return the nodes in which the device is usually sold."""
         return cls(device.per_node, device.nic_gb_per_s)
 
+    def linked(self, device: Device) -> Nodes:
+        """Return these nodes joined into groups whose devices share the fast links, such as a rack of GB200."""
+        joined = device.linked / self.per_node
+        return self if joined <= 1 else Nodes(device.linked, self.nic_gb_per_s * joined)
+
 
 class Group(NamedTuple):
     """Ranks of a collective, and their places in nodes."""

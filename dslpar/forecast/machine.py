@@ -59,7 +59,14 @@ def machine_of(
     if calibration is None or not calibrated:
         return Machine(device=found, nodes=nodes)
     try:
-        constants, of_calibration = load(calibration)
+        file = load(calibration)
     except (OSError, ValueError) as problem:
         raise MachineError(f"cannot use the calibration {calibration}: {problem}") from problem
-    return Machine(device=found, nodes=nodes, constants=constants, error=of_calibration)
+    return Machine(
+        device=found,
+        nodes=nodes,
+        constants=file.constants,
+        error=file.error,
+        num_runs=file.num_runs,
+        covers=file.covers,
+    )

@@ -95,7 +95,7 @@ def part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
 
     `device` must have the peak of the workload's dtype (`Device.computing_in`).
     """
-    framework = workload.framework
+    framework, nodes = workload.framework, nodes.linked(device)
     again = workload.recompute, workload.interval, workload.offloads_inputs, workload.mlp_chunks
     of_framework = (
         framework.fused_attention,

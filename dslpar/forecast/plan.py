@@ -26,8 +26,10 @@ from functools import cached_property
 from typing import Literal
 
 from dslpar.costs.any_model import flops_per_token
-from dslpar.forecast.constants import DEFAULT, ERROR, Constants, Error
+from dslpar.forecast.constants import DEFAULT, ENOUGH_RUNS, ERROR, RATIO, UNCOVERED, Constants, Error, widest
+from dslpar.forecast.coverage import uncovered
 from dslpar.forecast.device import Device
+from dslpar.forecast.host_memory import host_bytes
 from dslpar.forecast.links import Nodes
 from dslpar.forecast.stage_memory import (
     StageMemory,
@@ -38,6 +40,7 @@ from dslpar.forecast.stage_memory import (
 )
 from dslpar.forecast.step_time import ReplicaTerms, StepTime, replica_terms, step_time
 from dslpar.forecast.workload import Workload
+from dslpar.layout.bubble import bubble_of
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
@@ -56,6 +59,20 @@ class Machine:
     constants: Constants = DEFAULT
     error: Error = ERROR
     """Error of step times forecast with `constants`."""
+    num_runs: int = 0
+    """Your own runs that `constants` were fitted to; 0 for defaults and for `dslpar measure`."""
+    covers: frozenset[str] = frozenset()
+    """Effects of these runs that no published run has."""
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Return whether enough runs of this machine were measured for an error of their own."""
+        return self.num_runs >= ENOUGH_RUNS
+
+    @property
+    def comparison_error(self) -> Error:
+        """Error of the ratio of two layouts' times."""
+        return self.error if self.is_calibrated else RATIO
 
     @classmethod
     def usual(cls, device: Device) -> Machine:
@@ -79,6 +96,17 @@ class Forecast:
         """Time of a step."""
         machine = self.machine
         return step_time(self.workload, self._device, machine.nodes, machine.constants, self.replicas)
+
+    @cached_property
+    def uncovered(self) -> tuple[str, ...]:
+        """Effects that no measured run has, published or your own (`dslpar.forecast.coverage`)."""
+        found = uncovered(self.workload, self.machine.device)
+        return tuple(name for name in found if name not in self.machine.covers)
+
+    @property
+    def error(self) -> Error:
+        """Error of the step time: that of the constants, or a wider one if no measured run has one of the effects."""
+        return widest(self.machine.error, UNCOVERED) if self.uncovered else self.machine.error
 
     @property
     def _device(self) -> Device:
@@ -104,6 +132,11 @@ class Forecast:
         """Memory of the binding rank if its experts get `UNEVEN` times the even load; None unless tokens are sent."""
         return binding_at_uneven_load(self.workload)
 
+    @cached_property
+    def host_bytes(self) -> float:
+        """Memory of the host that the offloaded state of a rank takes, the most of all pipeline ranks."""
+        return max(host_bytes(self.workload, rank) for rank in range(self.workload.mesh.pipe))
+
     @property
     def uneven_verdict(self) -> Verdict | None:
         """Verdict on `at_uneven_load`."""
@@ -119,6 +152,11 @@ class Forecast:
     def thrashes(self) -> bool:
         """Return whether a step would be slower than forecast, or fail: the verdict is "does not fit", or nearly so."""
         return self.share > AT_FULL_SPEED
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step in which a rank is idle, as of equal stages; 0 without a pipeline."""
+        return bubble_of(self.workload.schedule, recomputes=self.workload.recompute == "full")
 
     @property
     def tokens(self) -> int:

@@ -128,6 +128,11 @@ class Found:
             elif (option := item.series.option(item.size)) is not None:
                 wait(option, option.step_s, place)
 
+    def smallest(self) -> Iterator[Option]:
+        """Yield the smallest layout of each series, whether it fits or not; those that need the least memory first."""
+        options = [each.smallest for each in self._series if each.growing]
+        return iter(sorted(options, key=lambda each: each.bytes))
+
     @cached_property
     def fitting(self) -> tuple[Option, ...]:
         """All layouts that fit, the fastest first."""
@@ -196,6 +201,13 @@ class _Series:
             if made is not None:
                 return Option(candidate=candidate, forecast=made)
         return None
+
+    @property
+    def smallest(self) -> Option:
+        """The layout with the smallest micro-batch and the most recomputation, whether it fits or not."""
+        candidate = self.growing[0][-1]
+        workload = self._same_layout.workload(candidate)
+        return Option(candidate=candidate, forecast=forecast(workload, self._fitting.machine))
 
     @cached_property
     def alternatives(self) -> Alternatives:

@@ -50,12 +50,13 @@ def pins_of(fixed: Sequence[str], settings: Callable[[Candidate], Mapping[str, s
     """
 
     def keeps(candidate: Candidate) -> bool:
-        return not any(_same_setting(key, word) for key in settings(candidate) for word in fixed)
+        return not any(same_setting(key, word) for key in settings(candidate) for word in fixed)
 
     return keeps
 
 
-def _same_setting(key: str, word: str) -> bool:
+def same_setting(key: str, word: str) -> bool:
+    """Return whether two keys are equal, or one is a part of the other."""
     return key == word or key.startswith(f"{word}.") or word.startswith(f"{key}.")
 
 

@@ -1,7 +1,7 @@
 """Forecast the time of a training step from what each rank computes and sends, in closed form.
 
     time = step_time(workload, device, Nodes.usual(device))
-    time.step_s, time.tensor_s, time.bubble
+    time.step_s, time.tensor_s, time.bubble_s
 
 A layer's time is that of its kernels (`dslpar.forecast.kernels`) and collectives (`dslpar.forecast.links`), or the time
 that the host needs to launch them, whichever is longer (`dslpar.forecast.part_times`). The pipeline rank with the most
@@ -61,7 +61,7 @@ class StepTime:
     weights_s: float
     """Time by which the traffic of ZeRO 2 or 3 lengthens a micro-batch."""
     bubble_s: float
-    """Idle time of the pipeline."""
+    """Idle time of the busiest rank in the pipeline; `Forecast.bubble` is its share for equal stages."""
     hops_s: float
     """Messages between stages."""
     reduction_s: float
@@ -72,8 +72,6 @@ class StepTime:
     """The optimizer's update, and transfers of offloaded states."""
     other_s: float
     """Fixed time per step (the constant `step_s`)."""
-    bubble: float
-    """`bubble_s` over the busy time of the busiest rank."""
     terms: Terms
     """Inputs that do not depend on fitted constants."""
 
@@ -104,10 +102,12 @@ class Terms(NamedTuple):
     """Traffic between replicas, and the optimizer's update."""
     overlaps_reduction: bool
     overlaps_gather: bool
+    gathers_buffers: bool
+    prefetches_weights: bool
     fused_optimizer: bool
     """As in `Framework`."""
     offloaded_s: float
-    """Seconds to send gradients to the host and weights back, if the optimizer is offloaded."""
+    """Seconds to send gradients to the host and weights back, if the optimizer or the weights are offloaded."""
     message_sent: tuple[Sent, ...]
     """Bytes of all messages between stages in a step."""
 
@@ -150,11 +150,13 @@ def step_time(
 def terms_of(workload: Workload, device: Device, nodes: Nodes, replicas: ReplicaTerms | None = None) -> Terms:
     """Return the inputs of a step's time that need no fitted constant."""
     framework, chunks = workload.framework, workload.chunks
-    pipe, micro_batches = chunks.pipe, workload.micro_batches
+    pipe, micro_batches, nodes = chunks.pipe, workload.micro_batches, nodes.linked(device)
     if replicas is None:
         replicas = replica_terms(workload, device, nodes)
     message, message_sent = _message(workload, device, nodes) if pipe > 1 else (NO_TRANSFER, ())
     to_host = replicas.stepped * (4 + workload.element_bytes) if framework.offloads_optimizer else 0.0
+    if framework.buckets is not None and framework.buckets.offloads_weights:  # each forward and backward reads them
+        to_host += replicas.stepped * workload.element_bytes * 2 * micro_batches
     return Terms(
         parts=part_terms(workload, device, nodes),
         splits_backward=workload.schedule.split,
@@ -166,6 +168,8 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes, replicas: Replica
         replicas=replicas,
         overlaps_reduction=framework.overlaps_reduction,
         overlaps_gather=framework.overlaps_gather,
+        gathers_buffers=framework.gathers_buffers,
+        prefetches_weights=framework.prefetches_weights,
         fused_optimizer=framework.fused_optimizer,
         offloaded_s=to_host / HOST_BYTES_PER_S,
         message_sent=message_sent,
@@ -202,7 +206,7 @@ def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTe
 
     Experts that tokens are sent to have fewer replicas: the ranks of "expert_data".
     """
-    mesh, zero = workload.mesh, workload.zero
+    mesh, zero, nodes = workload.mesh, workload.zero, nodes.linked(device)
     axes = [each for each in mesh.zero_axes if mesh.sizes[each] > 1] or ["data"]
     pipe_ranks = {0, workload.chunks.pipe - 1}
     trained = max(map(workload.trained, pipe_ranks))
@@ -289,7 +293,7 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
     busy, zero_s = most, 0.0
     if replicas.each_micro_batch:
         zero_s = sum([each.seconds(constants) for each in replicas.each_micro_batch])
-        busy = smooth_max(most, zero_s) + constants.weights_exposed * zero_s
+        busy = smooth_max(most, zero_s) + _exposed(terms, constants) * zero_s
     bubble_s = busy * (sum(loads) / most - 1) / terms.chunks * layer.idle
     hops_s = terms.num_messages * (terms.message.seconds(constants) + constants.hop_s)
 
@@ -298,7 +302,7 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
         hidden = (1 - constants.reduction_exposed) * reduction_s
         reduction_s -= min(hidden, HIDING_BACKWARD * most * layer.backward_share)
     gathers_s = replicas.gather.seconds(constants) + replicas.expert_gather.seconds(constants)
-    gather_s = constants.gather_passes * gathers_s
+    gather_s = gathers_s * (constants.flat_gather_passes if terms.gathers_buffers else constants.gather_passes)
     if terms.overlaps_gather:
         gather_s = max(0.0, gather_s - most * (1 - layer.backward_share))
     optimizer_s = constants.optimizer_bytes * replicas.stepped_s
@@ -323,9 +327,19 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
         gather_s=gather_s,
         optimizer_s=optimizer_s,
         other_s=constants.step_s,
-        bubble=bubble_s / (micro_batches * busy),
         terms=terms,
     )
+
+
+def _exposed(terms: Terms, constants: Constants) -> float:
+    """Return the share of ZeRO 2's and 3's collectives of a micro-batch that compute does not hide, however short.
+
+    With prefetch the collectives of a layer run while its neighbour computes, and only the first layers' are exposed.
+    """
+    if not terms.prefetches_weights:
+        return constants.weights_exposed
+    num_layers = terms.parts.launched * max(terms.layers)
+    return min(1.0, constants.exposed_layers / max(1.0, num_layers))
 
 
 def least_s(parts: PartTimes, layers: Sequence[float], schedule: Schedule) -> float:

@@ -84,6 +84,10 @@ class Framework:
     """True if the reduction over replicas runs during the last micro-batch's backward."""
     overlaps_gather: bool = False
     """True if updated weights are gathered during the next forward."""
+    gathers_buffers: bool = True
+    """True if updated weights are gathered in large buffers; False if each weight is gathered by itself."""
+    prefetches_weights: bool = True
+    """True if ZeRO 2's and 3's collectives of a layer run while its neighbour computes."""
     fused_attention: bool = True
     """True if attention is fused (flash attention). It saves no scores, and computes half of them under a causal mask.
     """
@@ -288,6 +292,7 @@ def framework_of(spec: Spec) -> Framework:
         reduced_bytes=reduced,
         overlaps_reduction=spec.zero.stage == 3 or overlaps_reduction(spec),
         overlaps_gather=spec.zero.stage == 3 or overlaps_param_gather(spec),
+        prefetches_weights=not spec.train.compiles_layers and (spec.zero.stage == 3 or overlaps_reduction(spec)),
         offloads_optimizer=offloads(spec, "optimizer"),
         moments=_moments(spec.optimizer),
         buckets=buckets_of(spec),

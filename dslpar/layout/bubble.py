@@ -1,12 +1,12 @@
-"""Pipeline bubble of a job: a simulation of its schedule with the compute of each stage.
+"""Pipeline bubble: the share of a step's forwards and backwards in which a rank is idle.
 
-    timeline = simulate_job(job)        # of one step; None where there are too many micro-batches
-    timeline.bubble
+    bubble_of(job.schedule, recomputes=False)        # for equal stages: what lint, show and plan print
+    simulate_job(job)                                # one step; None where there are too many micro-batches
 
-Time is counted in forwards of a mean stage. A stage's forward takes as long as its layers have multiplications (the
-weights of a partition by 'cost'). The gradients of inputs and those of weights take as long as the forward each: one
-product each per matmul. Recomputation makes a stage's backward longer by one forward. The simulation ignores devices
-and networks: messages take no time.
+A simulation has the compute of each stage. Its time is counted in forwards of a mean stage. A stage's forward takes as
+long as its layers have multiplications (the weights of a partition by 'cost'). The gradients of inputs and those of
+weights take as long as the forward each: one product each per matmul. Recomputation makes a stage's backward longer by
+one forward. The simulation ignores devices and networks: messages take no time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,22 @@ from itertools import accumulate
 from dslpar.layout.family_interface import pipeline_weights
 from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Schedule
-from dslpar.layout.simulation import Durations, Timeline, simulate
+from dslpar.layout.simulation import Durations, Timeline, even_durations, simulate
 from dslpar.layout.stages import EvenWeights
 
 MOST_ACTIONS = 200_000
 """The most actions to simulate: about a second's work."""
+
+
+def bubble_of(schedule: Schedule, *, recomputes: bool) -> float:
+    """Return the bubble of a schedule with equal stages; `recomputes` is True with activation checkpointing.
+
+    This function alone computes what is printed as a bubble. Uneven stages wait for the busiest one in addition.
+    """
+    inputs = 2.0 if recomputes else 1.0  # the gradients of inputs, after another forward
+    if schedule.split and schedule.num_micro_batches < schedule.chunks.pipe:
+        return simulate(schedule.orders(), schedule.chunks, even_durations(schedule.chunks.stages, 1.0, inputs)).bubble
+    return schedule.bubble(backward=inputs)
 
 
 def num_actions(schedule: Schedule) -> int:

@@ -3,8 +3,8 @@
     >>> schedule = Schedule(Chunks(pipe=2), num_micro_batches=2)
     >>> [f"{action.kind}{action.micro}" for action in schedule.order(rank=0)]
     ['F0', 'F1', 'B0', 'B1']
-    >>> schedule.bubble(), schedule.held(rank=0)
-    (0.5, Held(total=2.0, deferred=0.0))
+    >>> round(schedule.bubble(), 3), schedule.held(rank=0)
+    (0.333, Held(total=2.0, deferred=0.0))
 
 An action is one of three: F, the forward of a micro-batch through a stage, B, its backward, or W. If the backward is
 split, B computes only the gradient of the stage's inputs, which another rank waits for. W computes the gradients of the
@@ -107,7 +107,10 @@ class Schedule(NamedTuple):
     # ---- closed forms, which the tests compare with `dslpar.layout.simulation` ----
 
     def bubble(self, forward: float = 1.0, backward: float = 1.0, weights: float = 1.0) -> float:
-        """Return idle time over busy time, for equal stages and messages that take no time.
+        """Return the share of a step in which a rank is idle, for equal stages and messages that take no time.
+
+        It is (P-1) / (vm+P-1) without a split backward, as in GPipe (arXiv 1811.06965). Megatron-LM's papers divide the
+        idle time by the busy time instead.
 
         `forward`, `backward` and `weights` are the durations F, B and W of a stage. A whole backward takes B + W.
 
@@ -124,11 +127,11 @@ class Schedule(NamedTuple):
         self._check()
         (pipe, num), count = self.chunks, self.num_micro_batches
         if not self.split:
-            return (pipe - 1) / (count * num)
+            return (pipe - 1) / (count * num + pipe - 1)
         if count < pipe:
             raise ValueError(f"{count} micro-batches over {pipe} ranks: simulate it")
         idle = (pipe - 1) * max(backward, forward + max(backward - weights, 0.0))
-        return idle / (count * num * (forward + backward + weights))
+        return idle / (idle + count * num * (forward + backward + weights))
 
     def held(self, rank: int) -> Held:
         """Return the peak of the activations that a rank holds.

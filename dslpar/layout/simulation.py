@@ -2,8 +2,8 @@
 
     >>> schedule = Schedule(Chunks(pipe=4), num_micro_batches=8)
     >>> timeline = simulate(schedule.orders(), schedule.chunks, even_durations(schedule.chunks.stages))
-    >>> timeline.makespan, timeline.bubble
-    (33.0, 0.375)
+    >>> timeline.makespan, round(timeline.bubble, 3)
+    (33.0, 0.273)
 
 An order is the list of actions that one rank runs (`dslpar.layout.schedule`). `simulate` accepts any orders, so that
 tests can verify the closed forms of schedules, and other schedules can be compared. Stages may take different times,
@@ -74,8 +74,8 @@ class Timeline(NamedTuple):
 
     @property
     def bubble(self) -> float:
-        """Idle time of the busiest rank over its computing time."""
-        return self.makespan / max(self.busy) - 1.0
+        """Share of the step in which the busiest rank is idle."""
+        return 1.0 - max(self.busy) / self.makespan
 
 
 def simulate(orders: Orders, chunks: Chunks, durations: Durations, message: float = 0.0) -> Timeline:

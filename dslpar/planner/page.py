@@ -128,6 +128,8 @@ def _facts(job: Job, made: Forecast | None) -> Iterator[str]:
     of = f"stage {made.binding_rank} needs {needs / GIB:.1f} of {device.memory_bytes / GIB:.1f} GiB, {device.name}"
     yield _fact("memory", made.verdict, of, css)
     speed = f"{made.tokens_per_s_gpu:,.0f} tokens per second and device, MFU {100 * made.mfu_causal:.1f} %"
+    half, most = (f"{100 * share:.0f} %" for share in (made.error.half, made.error.nine_of_ten))
+    speed += f"; +- {half} in half of the cases, {most} in nine of ten"
     yield _fact("step, forecast", _seconds(made.time.step_s), speed)
 
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, layout_settings, overrides, settings
 from dslpar.forecast.plan import Forecast, Machine, forecast
 from dslpar.forecast.search import Found, Option, search
-from dslpar.forecast.search_space import Pins, anything, pins_of
+from dslpar.forecast.search_space import Pins, anything, pins_of, same_setting
 from dslpar.forecast.workload import CostsOf, workload_of
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.linter.check import Checked
+from dslpar.planner import alternatives
 
 MOST_REPAIRS, MOST_LAYOUTS = 3, 8
 """The most repairs and the most fast layouts in a plan."""
@@ -52,7 +53,9 @@ class Plan:
     layouts: tuple[Suggestion, ...]
     """The fastest layouts that fit, in order of their time."""
     num_legal: int
-    """Number of layouts in the search."""
+    """Number of layouts in the search, those without offload included."""
+    remedies: tuple[Suggestion, ...] = ()
+    """If no layout fits: changes of precision, ZeRO and offload, each with the layout that needs the least memory."""
     fixed: tuple[str, ...] = ()
     """Keys whose values the search must not change."""
 
@@ -100,21 +103,82 @@ def plan_of(question: Question, checked: Checked, job: Job, machine: Machine, co
     if workload_of(job, costs_of) is None:
         name = getattr(job.spec.model, "target", type(job.spec.model).__name__)
         raise NoForecastError(f"the costs of {name} are unknown before it is built; --trace builds it")
-    workloads = Workloads(job, machine.nodes.per_node, costs_of)
-    found = search(workloads, machine, _pins(question, job, workloads))
+    own_search = _search_of(question, checked, job, machine, costs_of)
+    found, linted = own_search
     own = found.own.forecast
-    linted = _Linted(question, job, checked.reading.written)
     repairs = () if own.verdict == "fits" else tuple(_repairs(found, linted))
-    linted.refused = 0
+    searches = [own_search, *_without_offload(question, job, machine, costs_of)]
+    layouts = _fastest(searches)
+    is_lost = not repairs and not layouts
     return Plan(
         job=job,
         own=own,
         machine=machine,
         repairs=repairs,
-        layouts=tuple(linted.first(found.fastest(), MOST_LAYOUTS)),
-        num_legal=found.num_legal,
+        layouts=layouts,
+        num_legal=sum(found.num_legal for found, _ in searches),
+        remedies=tuple(_remedies(question, job, machine, costs_of)) if is_lost else (),
         fixed=question.fixed,
     )
+
+
+_Search = tuple[Found, "_Linted"]
+
+
+def _search_of(
+    question: Question,
+    checked: Checked,
+    job: Job,
+    machine: Machine,
+    costs_of: CostsOf | None,
+    words: Sequence[str] = (),
+) -> _Search:
+    """Search the layouts of a job; `words` are the overrides that its config has in addition to the question's."""
+    workloads = Workloads(job, machine.nodes.per_node, costs_of)
+    found = search(workloads, machine, _pins(question, job, workloads))
+    return found, _Linted(question, job, checked.reading.written, tuple(words))
+
+
+def _changed(
+    question: Question, words: Sequence[str], job: Job, machine: Machine, costs_of: CostsOf | None
+) -> _Search | None:
+    """Search the layouts of the config with other words; None if a fixed key forbids them, or lint refuses them."""
+    keys = [word.partition("=")[0] for word in words]
+    if any(same_setting(key, fixed) for key in keys for fixed in question.fixed):
+        return None
+    checked = question.check(job.mesh.world_size, words, errors_only=True)
+    changed = job_of(checked)
+    if changed is None or workload_of(changed, costs_of) is None:
+        return None
+    return _search_of(question, checked, changed, machine, costs_of, words)
+
+
+def _without_offload(question: Question, job: Job, machine: Machine, costs_of: CostsOf | None) -> Iterator[_Search]:
+    """Yield the search without offload, if the config offloads: what fits without it is usually faster."""
+    words = alternatives.without_offload(job.spec)
+    if words and (found := _changed(question, words, job, machine, costs_of)) is not None:
+        yield found
+
+
+def _fastest(searches: Sequence[_Search]) -> tuple[Suggestion, ...]:
+    """Return the fastest layouts of all searches that pass lint, in order of their time."""
+    made: list[Suggestion] = []
+    for found, linted in searches:
+        linted.refused = 0
+        made += linted.first(found.fastest(), MOST_LAYOUTS)
+    return tuple(sorted(made, key=lambda each: each.option.step_s)[:MOST_LAYOUTS])
+
+
+def _remedies(question: Question, job: Job, machine: Machine, costs_of: CostsOf | None) -> Iterator[Suggestion]:
+    """Yield what each remedy leaves: the fastest layout that fits with it, else the one that needs the least memory."""
+    for words in alternatives.remedies(job.spec):
+        changed = _changed(question, words, job, machine, costs_of)
+        if changed is None:
+            continue
+        found, linted = changed
+        suggestion = next(iter(linted.first(found.fastest(), 1)), None) or linted.least(found)
+        if suggestion is not None:
+            yield suggestion
 
 
 def _pins(question: Question, job: Job, workloads: Workloads) -> Pins:
@@ -168,10 +232,14 @@ def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
 
 
 class _Linted:
-    """Turns options into suggestions by linting them, caches the results, and counts refused layouts in `refused`."""
+    """Turns options into suggestions by linting them, caches the results, and counts refused layouts in `refused`.
 
-    def __init__(self, question: Question, job: Job, written: Mapping[str, str]) -> None:
-        self.question, self.job, self.written, self.refused = question, job, written, 0
+    `more` are overrides that the config of `job` has in addition to the question's.
+    """
+
+    def __init__(self, question: Question, job: Job, written: Mapping[str, str], more: tuple[str, ...] = ()) -> None:
+        self.question, self.job, self.written, self.more, self.refused = question, job, written, more, 0
+        self.must_fit = True
         self._known: dict[Candidate, Suggestion | None] = {}
 
     def first(self, options: Iterable[Option], count: int) -> Iterator[Suggestion]:
@@ -188,16 +256,22 @@ class _Linted:
         """Return an option as a suggestion; None if lint refuses it, or if one of its pipeline ranks thrashes."""
         candidate = option.candidate
         if candidate not in self._known:
-            words = tuple(overrides(self.job, candidate, self.written))
+            words = alternatives.last_of_each_key([*self.more, *overrides(self.job, candidate, self.written)])
             made = job_of(self.question.check(self.job.mesh.world_size, words, errors_only=True))
             passes = (
                 made is not None and candidate_of(made) == candidate and made.batch.global_size == self._global_size
             )
             whole = Option(candidate=candidate, forecast=forecast(option.forecast.workload, option.forecast.machine))
-            passes = passes and not whole.forecast.thrashes
+            passes = passes and not (self.must_fit and whole.forecast.thrashes)
             self.refused += not passes
             self._known[candidate] = Suggestion(overrides=words, option=whole) if passes else None
         return self._known[candidate]
+
+    def least(self, found: Found) -> Suggestion | None:
+        """Return the layout that needs the least memory, although it does not fit; None if lint refuses too many."""
+        self.must_fit, self.refused = False, 0
+        self._known.clear()
+        return next(self.first(found.smallest(), 1), None)
 
     @property
     def _global_size(self) -> int:

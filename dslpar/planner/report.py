@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dslpar.core.visible import json_text, visible
 from dslpar.forecast.candidate import Candidate, candidate_of
+from dslpar.forecast.constants import ENOUGH_RUNS, UNCOVERED, widest
 from dslpar.forecast.device import GIB
+from dslpar.forecast.host_memory import offloads_of
 from dslpar.forecast.model_states import owner_of
 from dslpar.forecast.plan import AT_FULL_SPEED, Forecast
 from dslpar.forecast.search import Option, leaders
@@ -35,13 +37,20 @@ def as_record(plan: Plan) -> dict[str, object]:
         "step_s": own.time.step_s,
         "tokens_per_s_gpu": own.tokens_per_s_gpu,
         "mfu_causal": own.mfu_causal,
-        "bubble": own.time.bubble,
+        "bubble": own.bubble,
         "repairs": [_suggestion_record(each) for each in plan.repairs],
         "layouts": [_suggestion_record(each) for each in plan.layouts],
+        "remedies": [_suggestion_record(each) for each in plan.remedies],
         "device": own.machine.device.name,
         "device_bytes": round(own.machine.device.memory_bytes),
-        "error": {"half": own.machine.error.half, "nine_of_ten": own.machine.error.nine_of_ten},
+        "error": {
+            "half": own.error.half,
+            "nine_of_ten": own.error.nine_of_ten,
+            "uncovered": list(own.uncovered),
+            "own_runs": own.machine.num_runs,
+        },
         "num_legal": plan.num_legal,
+        "host_bytes": round(own.host_bytes),
         "uneven_experts": _uneven_record(own),
     }
 
@@ -65,7 +74,12 @@ def _uneven_record(own: Forecast) -> dict[str, object] | None:
 
 def _suggestion_record(suggestion: Suggestion) -> dict[str, object]:
     option = suggestion.option
-    return {"overrides": list(suggestion.overrides), "bytes": round(option.bytes), "step_s": option.step_s}
+    return {
+        "overrides": list(suggestion.overrides),
+        "bytes": round(option.bytes),
+        "step_s": option.step_s,
+        "uncovered": list(option.forecast.uncovered),
+    }
 
 
 def _global_rank(made: Forecast) -> int:
@@ -135,7 +149,15 @@ def _own_lines(plan: Plan) -> Iterator[str]:
     thrashes = f"; above {100 * AT_FULL_SPEED:.0f} % it thrashes" if own.verdict == "tight" and own.thrashes else ""
     yield f"         {_VERDICTS[own.verdict]}: {where} {needs:.1f} of {has:.1f} GiB{thrashes}"
     yield from _waterfall(own)
+    yield from _host_lines(own)
     yield from _uneven_lines(own)
+
+
+def _host_lines(own: Forecast) -> Iterator[str]:
+    """Yield the memory of the host that offloaded state takes."""
+    if size := own.host_bytes:
+        ranks = min(own.workload.mesh.world_size, own.machine.nodes.per_node)
+        yield f"  host memory    {size / GIB:7.1f}  offloaded, {size * ranks / GIB:.1f} GiB per node of {ranks} ranks"
 
 
 def _uneven_lines(own: Forecast) -> Iterator[str]:
@@ -200,6 +222,7 @@ def describe(workload: Workload, candidate: Candidate) -> str:
         parts += [f"expert {mesh.size('expert')}{parts_of}"]
     parts += [f"ZeRO {workload.zero}", f"micro {workload.micro_size} x {workload.micro_batches}"]
     parts += [f"recomputed in groups of {candidate.interval}"] if candidate.interval else []
+    parts += [f"offload of {' and '.join(offloaded)}"] if (offloaded := offloads_of(workload)) else []
     return ", ".join(parts)
 
 
@@ -213,16 +236,27 @@ def _tensor(tensor: TensorParallel) -> str:
 def _time_lines(own: Forecast) -> Iterator[str]:
     time = own.time
     yield ""
-    half, most = own.machine.error.half, own.machine.error.nine_of_ten
-    error = f"+- {_percent(half)} in half of the cases, {_percent(most)} in nine of ten"
+    error = f"+- {_rounded(own.error.half)} in half of the cases, {_rounded(own.error.nine_of_ten)} in nine of ten"
     yield f"step     {_seconds(time.step_s)} ({error}), {own.tokens_per_s_gpu:,.0f} {_unit(own)} per second and device"
+    yield f"         {_error_basis(own)}"
     yield f"         MFU {_percent(own.mfu_causal)} (causal FLOPs, excluding recomputation)"
-    shares = {name: seconds / time.step_s for name, seconds in _parts_s(own).items()}
-    shown = [f"{name} {_percent(share)}" for name, share in shares.items() if share >= _SHOWN_SHARE]
-    yield f"         share of time: {', '.join(shown)}"
+    shown = [f"{name} {_seconds(s)}" for name, s in _parts_s(own).items() if s >= _SHOWN_SHARE * time.step_s]
+    yield f"         time: {', '.join(shown)}"
+    if own.workload.mesh.pipe > 1:
+        yield f"         bubble {_percent(own.bubble)} (a rank is idle for this share of the forwards and backwards)"
     for sent in time.sent:
         over = "between nodes" if sent.across else "within a node"
         yield f"  sends  {sent.num_bytes / GIB:8.2f} GiB per step on {_axes(sent.axis)}, {over}"
+
+
+def _error_basis(own: Forecast) -> str:
+    """Return what the error of the step is based on."""
+    machine = own.machine
+    if own.uncovered:
+        return f"no measured run has {' or '.join(own.uncovered)}: the error is the largest of any effect left out"
+    if machine.is_calibrated:
+        return f"the error is that after calibration with {machine.num_runs} of your runs, on others"
+    return f"the error is that for a software stack never measured: {ENOUGH_RUNS} of your runs reduce it (--calibrate)"
 
 
 # Better layouts ----------------------------------------------------------------------------------------------------
@@ -236,9 +270,24 @@ def _repair_lines(plan: Plan) -> Iterator[str]:
         among = f" with {', '.join(plan.fixed)} fixed" if plan.fixed else ""
         other = "free a fixed key, or " if plan.fixed else ""
         yield f"no layout of this model and batch fits{among}: {other}choose more ranks or a larger device"
+        yield from _remedy_lines(plan)
         return
     rows = [(shlex.join(each.overrides), each.option) for each in plan.repairs]
     yield from _table("repairs, the smallest change first", [(text, option, "") for text, option in rows])
+
+
+def _remedy_lines(plan: Plan) -> Iterator[str]:
+    """Yield what changes of precision, ZeRO and offload leave: the fastest layout that fits, else the smallest."""
+    if plan.remedies:
+        rows = [
+            (
+                shlex.join(each.overrides),
+                each.option,
+                "" if not each.option.forecast.thrashes else f"  {_VERDICTS[each.option.forecast.verdict]}",
+            )
+            for each in plan.remedies
+        ]
+        yield from _table("other precision, ZeRO or offload, and what it leaves", rows)
 
 
 def _table(title: str, rows: Sequence[tuple[str, Option, str]]) -> Iterator[str]:
@@ -251,7 +300,7 @@ def _table(title: str, rows: Sequence[tuple[str, Option, str]]) -> Iterator[str]
 
 def _row(option: Option) -> str:
     made = option.forecast
-    bubble = _percent(made.time.bubble) if made.workload.mesh.pipe > 1 else "-"
+    bubble = _percent(made.bubble) if made.workload.mesh.pipe > 1 else "-"
     return f"{option.bytes / GIB:6.1f} {_seconds(option.step_s):>9} {_percent(made.mfu_causal):>7} {bubble:>7}"
 
 
@@ -264,13 +313,25 @@ def _layout_lines(plan: Plan) -> Iterator[str]:
         (
             describe(each.option.forecast.workload, each.option.candidate) + ("" if each.overrides else " (yours)"),
             each.option,
-            "  *" if each.option in front else "",
+            _mark(each.option in front, _more_uncovered(plan.own, each.option)),
         )
         for each in plan.layouts
     ]
     yield from _table(f"the fastest that fit, of {plan.num_legal:,} layouts", rows)
     yield "  *  uses less memory than every faster layout"
+    if unknown := sorted({name for each in plan.layouts for name in _more_uncovered(plan.own, each.option)}):
+        error = widest(plan.machine.error, UNCOVERED)
+        yield f"  ?  +- {_rounded(error.half)} in half of the cases, as no measured run has {' or '.join(unknown)}"
     yield from _comparison(plan)
+
+
+def _mark(is_in_front: bool, more_uncovered: Sequence[str]) -> str:
+    return f"  {'*' if is_in_front else ' '} {'?' if more_uncovered else ' '}".rstrip()
+
+
+def _more_uncovered(own: Forecast, option: Option) -> list[str]:
+    """Return the option's effects that no measured run has, except those of the config's own layout."""
+    return [name for name in option.forecast.uncovered if name not in own.uncovered]
 
 
 def _front(options: Iterable[Option]) -> list[Option]:
@@ -283,7 +344,7 @@ def _front(options: Iterable[Option]) -> list[Option]:
 
 def _comparison(plan: Plan) -> Iterator[str]:
     options = [each.option for each in plan.layouts]
-    alike = leaders(options, plan.machine.error.half)
+    alike = leaders(options, plan.machine.comparison_error.half)
     if len(alike) > 1:
         yield f"1 to {len(alike)} differ by less than the forecast's error: measure them"
     best, own = options[0], plan.own
@@ -308,11 +369,12 @@ def _parts_s(made: Forecast) -> dict[str, float]:
         "tensor collectives": time.tensor_s,
         "launch overhead": time.launch_s,
         "ZeRO traffic per micro-batch": time.weights_s * micro_batches,
-        "bubble": time.bubble_s,
+        "waiting for other stages": time.bubble_s,
         "messages between stages": time.hops_s,
         "reducing gradients": time.reduction_s,
         "gathering changed weights": time.gather_s,
-        "the optimizer": time.optimizer_s,
+        "the optimizer": time.optimizer_s - time.terms.offloaded_s,
+        "moving offloaded state": time.terms.offloaded_s,
     }
 
 
@@ -337,3 +399,7 @@ def _seconds(seconds: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def _rounded(error: float) -> str:
+    return f"{100 * error:.0f} %"

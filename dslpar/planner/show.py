@@ -121,7 +121,11 @@ def _drawn_step(job: Job) -> tuple[Timeline, str]:
     shown = f"{drawn} micro-batches" + (f" (the step has {count})" if drawn < count else "")
     chunks = f", {schedule.chunks.num} chunks each" if schedule.chunks.num > 1 else ""
     over = f"{schedule_type(job)} over {job.mesh.pipe} ranks{chunks}"
-    return timeline, f"{job.path}: {over}, {shown}: bubble {_percent(timeline.bubble)}"
+    return timeline, f"{job.path}: {over}, {shown}: bubble {_percent(_bubble(job))}"
+
+
+def _bubble(job: Job) -> float:
+    return bubble.bubble_of(job.schedule, recomputes=job.spec.activation_checkpoint is not None)
 
 
 FORMATS = {"text": as_text, "json": as_json, "svg": as_svg}
@@ -137,13 +141,10 @@ def _stage_lines(job: Job) -> list[str]:
 def _schedule_lines(job: Job) -> Iterator[str]:
     if job.mesh.pipe == 1:
         return
-    schedule, timeline = job.schedule, bubble.simulate_job(job)
+    schedule = job.schedule
     chunks = f" of {schedule.chunks.num} chunks" if schedule.chunks.num > 1 else ""
     line = f"  schedule {schedule_type(job)}{chunks}, {schedule.num_micro_batches} micro-batches"
-    if timeline is not None:
-        idle = timeline.bubble / (1.0 + timeline.bubble)
-        line += f": bubble {_percent(timeline.bubble)}, the busiest rank is idle {_percent(idle)} of the step"
-    yield line
+    yield f"{line}: bubble {_percent(_bubble(job))} (a rank is idle for this share of the step)"
     held = [f"{rank}: {round(schedule.held(rank).total, 2):g}" for rank in range(min(job.mesh.pipe, _SHOWN_RANKS))]
     more = ", ..." if job.mesh.pipe > _SHOWN_RANKS else ""
     yield f"  holds    micro-batches of activations, at most, by rank: {', '.join(held)}{more}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dslpar.layout import bubble
+from dslpar.layout.bubble import bubble_of
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
 
@@ -49,16 +49,16 @@ def _expert(job: Job) -> dict[str, object] | None:
 def schedule_record(job: Job) -> dict[str, object]:
     """Return a pipeline's schedule as a record for JSON.
 
-    `bubble` is None if the step is too long to simulate. `held` has the most micro-batches whose activations a rank
+    `bubble` is the share of a step in which a rank is idle. `held` has the most micro-batches whose activations a rank
     holds at once, and `deferred` the most that wait for the gradients of weights.
     """
-    schedule, timeline = job.schedule, bubble.simulate_job(job)
+    schedule, recomputes = job.schedule, job.spec.activation_checkpoint is not None
     held = [schedule.held(rank) for rank in range(job.mesh.pipe)]
     return {
         "type": schedule_type(job),
         "num_model_chunks": schedule.chunks.num,
         "num_micro_batches": schedule.num_micro_batches,
-        "bubble": timeline and timeline.bubble,
+        "bubble": bubble_of(schedule, recomputes=recomputes),
         "held": [each.total for each in held],
         "deferred": [each.deferred for each in held],
     }

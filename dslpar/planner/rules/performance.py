@@ -2,7 +2,7 @@
 
 PERF103 compares the traffic of the layout with that of mode 1d (`dslpar.costs.traffic` counts both). PERF104 and
 PERF105 find stages that wait for micro-batches. With '1f1b' (PipeDream-Flush, arXiv 2006.09503) stages are idle for
-(S-1) / (m+S-1) of a step, with S stages and m micro-batches. `dslpar.layout.schedule` computes the bubble of every
+(S-1) / (m+S-1) of a step, with S stages and m micro-batches. `dslpar.layout.bubble` computes the bubble of every
 schedule. PERF106 finds stages that wait for the busiest stage (`dslpar.layout.stages`).
 
 No rule reports that mode '1d' sends more than another mode. It always does if the micro-batch is large enough, and
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dslpar.core.mesh import TensorMesh
+from dslpar.layout.bubble import bubble_of
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.deepspeed_config import overlaps_reduction
 from dslpar.layout.divisors import Condition, divisors, least_micro_size
@@ -111,9 +112,8 @@ _OTHER_SCHEDULES = (("zero_bubble", 1), ("interleaved", 2), ("zero_bubble", 2), 
 
 
 def _idle_share(cx: Context, chunks: Chunks, split: bool, count: int) -> float:
-    """Return the share of a step in which ranks are idle, with the relative times of `dslpar.layout.bubble`."""
-    bubble = Schedule(chunks, count, split).bubble(backward=_work(cx) - 2.0)
-    return bubble / (1.0 + bubble)
+    """Return the bubble: the share of a step in which ranks are idle."""
+    return bubble_of(Schedule(chunks, count, split), recomputes=cx.spec.activation_checkpoint is not None)
 
 
 def _work(cx: Context) -> int:
@@ -122,7 +122,7 @@ def _work(cx: Context) -> int:
 
 
 def _speed(cx: Context, chunks: Chunks, split: bool) -> int:
-    """Return the bubble of '1f1b' divided by that of this schedule."""
+    """Return the idle time of '1f1b' divided by that of this schedule."""
     # With a split backward, the other of P ranks wait only for P-1 times B. The recomputation is part of B.
     return chunks.num * (_work(cx) // (_work(cx) - 2) if split else 1)
 

@@ -184,7 +184,7 @@ def test_runs_of_one_layout_are_one_alternative_as_fast_as_the_fastest() -> None
 
 
 def test_the_published_mixture_sends_tokens_to_experts_and_is_forecast_too_slow() -> None:
-    """Megatron-Core's Mixtral: 468 TFLOP/s per GPU. No mixture was fitted, and the forecast is a third too slow."""
+    """Megatron-Core's Mixtral: 468 TFLOP/s per GPU. No mixture was fitted, and the forecast is a fifth too slow."""
     (run,) = mixture_runs()
     mesh = run.workload.mesh
     assert (mesh.world_size, mesh.pipe, mesh.size("expert"), mesh.size("expert_data")) == (64, 4, 8, 2)
@@ -192,7 +192,7 @@ def test_the_published_mixture_sends_tokens_to_experts_and_is_forecast_too_slow(
     per_token = 6 * (12.75e9) + 12 * 32 * 4096 * 4096
     assert run.step_s == pytest.approx(256 * 4096 * per_token / (64 * 468e12), rel=0.01)
     error = terms_error(run)
-    assert 0.25 < error < 0.40, error
+    assert 0.15 < error < 0.25, error
 
 
 def terms_error(run: PublishedRun) -> float:

@@ -55,7 +55,8 @@ def test_json_has_the_contract(llama: Path, capsys: pytest.CaptureFixture[str]) 
     assert made["tokens_per_s_gpu"] == pytest.approx(512 * 4096 / made["step_s"] / 64)
     assert 0 < made["mfu_causal"] < 1
     assert made["repairs"]
-    assert all(list(each) == ["overrides", "bytes", "step_s"] for each in made["repairs"] + made["layouts"])
+    keys = ["overrides", "bytes", "step_s", "uncovered"]
+    assert all(list(each) == keys for each in made["repairs"] + made["layouts"])
     assert [each["step_s"] for each in made["layouts"]] == sorted(each["step_s"] for each in made["layouts"])
 
 
@@ -348,6 +349,86 @@ def test_experts_over_ranks_are_reported_at_the_even_load_and_at_twice_of_it(
     assert "per step on axis expert_data, between nodes" in text
     assert main(["show", str(path), "--world-size", "64"]) == 0
     assert f"  experts  {uneven['bytes'] / 2**30:.1f} GiB if a rank's experts" in capsys.readouterr().out
+
+
+def test_a_screen_has_one_bubble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two stages and two micro-batches idle (S-1) / (m+S-1) of the step: for lint, plan and show, as text and JSON."""
+    path = tmp_path / "gpt.py"
+    path.write_text(
+        "model = dict(type='GPT', num_layers=24, hidden_size=1024, num_heads=16, max_seq_len=1024, vocab_size=50304)\n"
+        "parallel = dict(tensor=dict(size=2, sequence=True, mode='1d'), pipeline=dict(size=2))\n"
+        "precision = 'fp16'\nzero = 1\nbatch = dict(micro_size=4, global_size=16)\n"
+    )
+    on_8 = (str(path), "--world-size", "8", "--device", "h100-80g")
+    assert main(["plan", *on_8]) == 0
+    out, err = capsys.readouterr()
+    assert "2 stages are idle 33.3 % of the step" in err
+    assert "         bubble 33.3 % (a rank is idle for this share of the forwards and backwards)\n" in out
+    alone = next(line for line in out.splitlines() if "pipeline 2, data 4, ZeRO 1, micro 4 x 1" in line)
+    assert " 50.0 %" in alone, "two stages and one micro-batch"
+    (times,) = [line for line in out.splitlines() if line.startswith("         time: ")]
+    assert "bubble" not in times, "they are seconds"
+    assert record(capsys, *on_8)["bubble"] == pytest.approx(1 / 3)
+    main(["show", str(path), "--world-size", "8"])
+    assert "2 micro-batches: bubble 33.3 % (a rank is idle" in capsys.readouterr().out
+
+
+OFFLOADED = """\
+model = dict(type='GPT', num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=8, ffn_hidden_size=14336,
+             vocab_size=128256, max_seq_len=4096, norm='rmsnorm', activation='swiglu', positions='rotary', bias=False,
+             tie_embeddings=False)
+zero = dict(stage=3, offload_optimizer=dict(device='cpu', pin_memory=True), offload_param=dict(device='cpu'))
+precision = 'bf16'
+batch = dict(global_size=64, micro_size=4)
+"""
+
+
+def test_offload_is_dropped_where_less_of_it_is_faster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "llama.py"
+    path.write_text(OFFLOADED)
+    on_8 = (str(path), "--world-size", "8", "--device", "h100-80g")
+    with_offload = record(capsys, *on_8, "--fix", "zero.offload_optimizer.device=cpu")
+    made = record(capsys, *on_8)
+    first = made["layouts"][0]
+    assert {"zero.offload_optimizer=None", "zero.offload_param=None"} <= set(first["overrides"])
+    assert first["step_s"] < with_offload["layouts"][0]["step_s"], "a fixed key keeps its offload"
+    assert (first["uncovered"], made["error"]["uncovered"]) == ([], ["offload"])
+    # 8.03 B weights: masters, two moments and gradients in fp32, and bf16 weights.
+    assert made["host_bytes"] == pytest.approx(8.03e9 * (4 * 4 + 2) / 8, rel=0.01)
+    main(["plan", *on_8])
+    out = capsys.readouterr().out
+    assert "yours    data 8, ZeRO 3, micro 4 x 2, offload of optimizer and weights\n" in out
+    assert f"  host memory    {made['host_bytes'] / 2**30:7.1f}  offloaded," in out
+    assert "no measured run has offload: the error is the largest of any effect left out\n" in out
+    assert main(["plan", *on_8, *first["overrides"]]) == 0
+    assert "never measured" in capsys.readouterr().out
+
+
+def test_where_nothing_fits_bf16_and_offload_are_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gpt.py"
+    path.write_text(
+        "model = dict(type='GPT', num_layers=48, hidden_size=8192, num_heads=64, vocab_size=32000, max_seq_len=2048)\n"
+        "batch = dict(global_size=64, micro_size=4)\nparallel = dict(pipeline=2)\n"
+    )
+    on_8 = (str(path), "--world-size", "8", "--device", "a100-40g")
+    made = record(capsys, *on_8)
+    assert made["repairs"] == made["layouts"] == []
+    changes = [" ".join(each["overrides"]) for each in made["remedies"]]
+    offered = [("precision=bf16" in each, "offload_optimizer=" in each, "offload_param=" in each) for each in changes]
+    assert offered == [
+        (False, False, False),
+        (True, False, False),
+        (False, True, False),
+        (False, True, True),
+        (True, True, True),
+    ]
+    fits = [each["bytes"] <= 0.92 * made["device_bytes"] for each in made["remedies"]]
+    assert fits == [False, False, True, True, True]
+    main(["plan", *on_8])
+    table = capsys.readouterr().out.partition("other precision, ZeRO or offload, and what it leaves")[2]
+    assert [line.endswith("DOES NOT FIT") for line in table.splitlines()[1:]] == [not each for each in fits]
+    assert main(["plan", *on_8, "--apply", "5"]) == 0
+    assert record(capsys, *on_8)["binding"]["bytes"] == made["remedies"][4]["bytes"]
 
 
 def test_a_length_that_is_not_known_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

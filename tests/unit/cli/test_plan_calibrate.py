@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dslpar.cli.main import main
-from dslpar.forecast.constants import DEFAULT, load
+from dslpar.forecast.constants import CALIBRATED, DEFAULT, ERROR, Error, load
 from dslpar.forecast.device import device_named
 from dslpar.forecast.plan import Machine, forecast
 from dslpar.forecast.workload import workload_of
@@ -65,26 +65,53 @@ def test_calibrated_plans_are_nearer(
     assert main(["plan", "--calibrate", *names, "--device", "a100-80g"]) == 0
     out = capsys.readouterr().out
     assert "written to calibration.json" in out
-    constants, error = load("calibration.json")
-    assert constants != DEFAULT
-    assert error.half < 0.05
-    file = json.loads(Path("calibration.json").read_text())
-    assert file["num_runs"] == len(runs)
+    file = load("calibration.json")
+    assert file.constants != DEFAULT
+    assert file.error.half == CALIBRATED.half < ERROR.half, "five runs never show a smaller one"
+    assert file.num_runs == len(runs)
     plan = ["plan", f"{names[1]}/config.yaml", "--world-size", "8", "--device", "a100-80g", "--format", "json"]
     main([*plan, "--calibration", "calibration.json"])
     calibrated = json.loads(capsys.readouterr().out)
     assert calibrated["step_s"] == pytest.approx(read_measured(runs[1], "a100-80g").step_s, rel=0.1)
-    assert calibrated["error"]["half"] == pytest.approx(error.half)
+    assert calibrated["error"]["half"] == pytest.approx(file.error.half)
+    assert calibrated["error"]["own_runs"] == len(runs)
     main([*plan, "cluster.calibration=../calibration.json"])
     assert json.loads(capsys.readouterr().out)["step_s"] == calibrated["step_s"]
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "basis"),
+    [
+        (2, ERROR, "the error is that for a software stack never measured: 3 of your runs reduce it (--calibrate)"),
+        (3, CALIBRATED, "the error is that after calibration with 3 of your runs, on others"),
+    ],
+)
+def test_three_runs_make_the_error_smaller(
+    runs: list[Path],
+    count: int,
+    error: Error,
+    basis: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["plan", "--calibrate", *(path.name for path in runs[:count]), "--device", "a100-80g"])
+    capsys.readouterr()
+    plan = ["plan", f"{runs[3].name}/config.yaml", "--world-size", "8", "--device", "a100-80g"]
+    main([*plan, "--calibration", "calibration.json"])
+    out = capsys.readouterr().out
+    half, most = round(100 * error.half), round(100 * error.nine_of_ten)
+    assert f"(+- {half} % in half of the cases, {most} % in nine of ten)" in out
+    assert basis in out
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("{}", "has no 'format'"),
-        ('{"format": 2, "constants": {"speed": 1}}', "unknown"),
-        ('{"format": 2, "constants": {"step_s": -1}}', "step_s"),
+        ('{"format": 3, "constants": {"speed": 1}}', "unknown"),
+        ('{"format": 3, "constants": {"step_s": -1}}', "step_s"),
         ("", "cannot use the calibration"),
     ],
 )

@@ -198,7 +198,7 @@ def _stages(name: str) -> None:
     made = forecast(workload, Machine.usual(DEVICES["a100-80g"]))
     assert made.verdict == "fits"
     assert made.time.step_s > 0
-    assert made.time.bubble > 0
+    assert made.time.bubble_s > 0
     # evenly: interpolated values equal untraced ones
     direct = tracer._trace(workload.mesh.tensor)
     assert direct is not None

@@ -11,7 +11,7 @@ import pytest
 
 from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.forecast.calibrate import Run, calibrate, error_of, held_out_error, quantile, residuals_of, solve
-from dslpar.forecast.constants import BOUNDS, DEFAULT, ERROR, Constants
+from dslpar.forecast.constants import BOUNDS, CALIBRATED, DEFAULT, ERROR, Constants
 from dslpar.forecast.device import device_named
 from dslpar.forecast.links import Nodes
 from dslpar.forecast.step_time import Terms, terms_of, time_of
@@ -116,5 +116,11 @@ def test_quantiles_are_between_values_in_proportion() -> None:
     assert error_of([0.0, log(1.1), -log(1.25)]) == pytest.approx((0.1, 0.16, 0.18))
 
 
-def test_the_error_of_few_runs_is_that_of_the_defaults() -> None:
-    assert held_out_error([]) == ERROR
+def test_few_runs_claim_no_small_error(terms: list[Terms]) -> None:
+    """Fewer than three leave the error of the defaults; up to nine layouts that of other stacks so calibrated."""
+    runs = measured(terms, DEFAULT)
+    assert held_out_error([]) == held_out_error(runs[:2]) == ERROR
+    assert held_out_error(runs[:3]) == held_out_error([runs[0]] * 12) == CALIBRATED
+    assert held_out_error(runs).nine_of_ten < 1e-6
+    disturbed = [runs[0]._replace(step_s=2 * runs[0].step_s), *runs[1:3]]
+    assert held_out_error(disturbed).nine_of_ten > CALIBRATED.nine_of_ten

@@ -21,7 +21,7 @@ from dslpar.forecast.plan import Forecast, Machine, forecast
 from dslpar.forecast.search import search
 from dslpar.forecast.search_space import candidates
 from dslpar.forecast.stage_memory import num_communicators
-from dslpar.forecast.workload import Workload
+from dslpar.forecast.workload import Framework, Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Schedule
@@ -80,13 +80,15 @@ UNCHANGED = [
     ((QWEN3, 48, 1, 16, TensorMesh(q=2, y=2, mode="2d", residual="hidden"), 2), {}, 32084467003.47, 13.5560082317),
 ]
 """Forecasts as they were before tokens could be sent to experts."""
+THEN = Framework(gathers_buffers=False, prefetches_weights=False)
+"""The framework's behaviour in the forecasts of that time."""
 
 
 @pytest.mark.parametrize(("sizes", "more", "num_bytes", "step_s"), UNCHANGED)
 def test_without_expert_parallelism_a_mixture_is_forecast_as_before(
     sizes: Any, more: dict[str, Any], num_bytes: float, step_s: float
 ) -> None:
-    found = made(workload(*sizes, **more))
+    found = made(workload(*sizes, framework=THEN, **more))
     assert found.binding.total == pytest.approx(num_bytes, rel=1e-9)
     assert found.time.step_s == pytest.approx(step_s, rel=1e-9)
     assert found.at_uneven_load is None

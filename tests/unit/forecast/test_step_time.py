@@ -14,9 +14,10 @@ from dslpar.costs.model_costs import function_of
 from dslpar.forecast.constants import DEFAULT
 from dslpar.forecast.device import Device, device_named
 from dslpar.forecast.links import Group, Nodes, group_of, transfer
+from dslpar.forecast.part_terms import HOST_BYTES_PER_S
 from dslpar.forecast.part_times import exposed_by_ring
 from dslpar.forecast.step_time import StepTime, step_time
-from dslpar.forecast.workload import Framework, Workload
+from dslpar.forecast.workload import Buckets, Framework, Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.simulation import Durations, simulate
@@ -331,13 +332,15 @@ def test_equal_stages_have_the_closed_form_s_bubble(chunks: int, split: bool, re
     made = workload(pipe=4, chunks=chunks, split=split, recompute=recompute, known_costs=HEADLESS)
     found = step_time(made, H100, NODES, replace(NO_HOPS, backward_launch=1.0))
     alone = step_time(replace(made, recompute="none"), H100, NODES, replace(NO_HOPS, backward_launch=1.0))
+    busy = made.micro_batches * found.compute_s + found.tensor_s + found.launch_s
+    idle = found.bubble_s / (busy + found.bubble_s)
     if recompute == "none":
         # A GPT's backward takes a little over two forwards: attention's takes two and a half.
         forward = 1 / 3.06
         expected = made.schedule.bubble(forward, (1 - forward) / 2, (1 - forward) / 2)
-        assert found.bubble == pytest.approx(expected, rel=0.02)
+        assert idle == pytest.approx(expected, rel=0.02)
     if not split:
-        assert found.bubble == pytest.approx(made.schedule.bubble(), rel=1e-9)
+        assert idle == pytest.approx(made.schedule.bubble(), rel=1e-9)
         assert found.step_s > alone.step_s or recompute == "none"
 
 
@@ -379,6 +382,43 @@ def test_hidden_reductions_and_gathers_cost_less() -> None:
     )
     assert hidden.reduction_s < open_.reduction_s
     assert hidden.gather_s < open_.gather_s
+
+
+def test_weights_that_are_gathered_in_buffers_cost_one_pass() -> None:
+    buffers, one_by_one = (
+        timed(workload(data=64, framework=Framework(gathers_buffers=each))).gather_s for each in (True, False)
+    )
+    assert one_by_one == pytest.approx(DEFAULT.gather_passes / DEFAULT.flat_gather_passes * buffers)
+    assert DEFAULT.flat_gather_passes == 1
+
+
+def test_of_prefetched_layers_the_first_waits_for_its_weights() -> None:
+    """One of 32 layers remains if compute is far longer than the traffic; without prefetch all of them remain."""
+    ahead, waiting = (
+        timed(workload(data=8, zero=3, micro_size=4, framework=Framework(prefetches_weights=each))).weights_s
+        for each in (True, False)
+    )
+    assert ahead == pytest.approx(waiting / 32, rel=0.01)
+
+
+def test_a_rack_is_one_node_for_collectives() -> None:
+    """Eight tensor ranks of GB200 are in two nodes of four, and in one rack."""
+    device, made = device_named("gb200-186g"), workload(data=16, tensor=one_d(8))
+    nodes = Nodes.usual(device)
+    assert nodes.linked(device) == Nodes(72, 18 * nodes.nic_gb_per_s)
+    assert nodes.linked(device).linked(device) == nodes.linked(device)
+    assert NODES.linked(H100) == NODES
+    (tensor,) = [each for each in timed(made, device, nodes).sent if each.axis == "y"]
+    assert not tensor.across
+    apart = timed(made, replace(device, linked=0), nodes)
+    assert timed(made, device, nodes).tensor_s < 0.5 * apart.tensor_s
+
+
+def test_offloaded_weights_are_read_in_each_forward_and_backward() -> None:
+    offloads = Framework(buckets=Buckets(offloads_weights=True))
+    made = [workload(data=8, zero=3, micro_batches=count, framework=offloads) for count in (1, 3)]
+    more = timed(made[1]).terms.offloaded_s - timed(made[0]).terms.offloaded_s
+    assert more == pytest.approx(2 * 2 * 2 * made[0].weights(0) / 8 / HOST_BYTES_PER_S)
 
 
 def test_a_single_replica_sends_nothing() -> None:

@@ -23,7 +23,7 @@ def test_times_of_two_stages() -> None:
         ("B", 1, 0): (3.5, 13.5),  # unsplit: 4 + 6
         ("B", 0, 0): (14.0, 22.0),
     }
-    assert (whole.makespan, whole.busy, whole.bubble) == (22.0, [9.0, 12.0], 22 / 12 - 1)
+    assert (whole.makespan, whole.busy, whole.bubble) == (22.0, [9.0, 12.0], 1 - 12 / 22)
     split = simulate(Schedule(TWO, 1, split=True).orders(), TWO, durations, message=0.5)
     assert split.spans[Action("B", 1, 0)] == (3.5, 7.5)
     assert split.spans[Action("B", 0, 0)] == (8.0, 11.0)
