@@ -4,6 +4,7 @@
      "layout": {"world_size": 8, "pipe": 2, "num_chunks": 1, "data": 2, "tensor": {"d": 1, ...}, "counts": [2, 2], ...},
      "fixed": {"model.hidden_size": 128, "batch.global_size": 16, ...},       # values that no resume may change
      "config": {"model": {"type": "GPT", ...}, "optimizer": {...}, ...},      # all sections; loads as a config
+     "program_model": true,                                                   # only if a program passed the model
      "versions": {...}, "files": {...}, "digest": "..."}                      # `folder` adds files and digest
 
 A reader of tensors does not need the saved layout, since the index locates each piece in the full tensor. A load
@@ -50,7 +51,16 @@ def manifest_of(job: Job, data: str, step: int, consumed_samples: int | None = N
         "fixed": fixed_values(job, data),
         "config": config_of(job),
         "versions": run_dir.versions(),
+        **({"program_model": True} if job.has_program_model else {}),
     }
+
+
+def has_program_model(checkpoint: Checkpoint) -> bool:
+    """Return whether a program passed the model, so that the checkpoint's config cannot build it."""
+    if "program_model" in checkpoint.manifest:
+        return bool(checkpoint.manifest["program_model"])
+    # Manifests from before the key existed name the class of the program's instance: these come from no config.
+    return str(checkpoint.manifest["config"]["model"]["type"]).startswith(("__main__.", "torch.nn.modules.container."))
 
 
 def layout_of(job: Job) -> Plain:

@@ -59,7 +59,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("--stop '' would end every text before it begins")
     args.stop = [each.replace("\\n", "\n").replace("\\t", "\t") for each in args.stop]
     args.seed = args.seed or 0
-    status: int = import_with_torch("dslpar.inference.commands").run_generate(args, overrides)
+    build = trained_run_arguments.model_builder(args)
+    status: int = import_with_torch("dslpar.inference.commands").run_generate(args, overrides, build)
     return status
 
 

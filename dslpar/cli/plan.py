@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from textwrap import wrap
 
@@ -98,6 +99,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     job = planning.job_of(checked)
     if job is None:
         return 1
+    if (args.trace or args.dry_run) and not getattr(job.spec.model, "target", "a family"):
+        parser.error(planning.NO_MODEL)
+    sys.path.insert(0, os.getcwd())  # for the user's own modules, as for train.py
     if args.dry_run:
         return plan_dry_run.run(job, args.rank, args.format, parser)
     try:
