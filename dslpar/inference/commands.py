@@ -17,7 +17,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.inference.evaluation import Result, all_parts, evaluate, held_out_parts
 from dslpar.inference.generation import DECODER_IDS, DEFAULT_BATCH, Ids, Options, check_generates, generate
 from dslpar.inference.model import InferenceModel
-from dslpar.inference.prompts import codec_of, read_prompts
+from dslpar.inference.prompts import STDIN, codec_of, read_prompts
 from dslpar.inference.ranks import run_on_ranks
 from dslpar.inference.sampling import Sampling
 from dslpar.inference.trained import Trained, open_run
@@ -117,6 +117,8 @@ def _generate(
     args: argparse.Namespace, build: Build | None, trained: Trained, groups: Groups, device: torch.device
 ) -> None:
     codec = codec_of(trained.job, args.tokenizer)
+    if args.prompts == STDIN and trained.job.mesh.world_size > 1:
+        raise_finding("BAT217", "prompts on stdin do not reach every rank", "name a file with --prompts FILE")
     prompts = [*args.prompt, *(read_prompts(args.prompts) if args.prompts else ())]
     texts, stop, end = prompts, list(args.stop), codec.end
     if args.chat:
