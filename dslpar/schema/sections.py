@@ -417,7 +417,7 @@ class LRScheduler:
     type: Choice = key(
         default="constant", resume="reported", choices=LR_SCHEDULERS, synonyms="lr_decay_style lr_schedule"
     )
-    """After the warm-up: 'constant', or decay to min_lr at the last step ('linear' or 'cosine')."""
+    """After the warm-up: 'constant', or decay to min_lr ('linear' or 'cosine')."""
     warmup_steps: NonNegativeInt = key(
         default=0,
         resume="reported",
@@ -428,7 +428,13 @@ class LRScheduler:
     min_lr: NonNegativeFloat = key(
         default=0.0, resume="reported", synonyms="min_learning_rate lr_min eta_min", capitals="MIN_LR"
     )
-    """The learning rate at the last step."""
+    """The learning rate at the end of the decay, and in all later steps."""
+    decay_steps: PositiveInt | None = key(
+        default=None,
+        resume="reported",
+        synonyms="lr_decay_iters lr_decay_steps lr_max_steps num_training_steps",
+    )
+    """Step that reaches min_lr, counted from the run's first step, with the warm-up. Left out: the run's last step."""
 
 
 @section

@@ -127,9 +127,12 @@ def difference_never_looked_for(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD114", "floor-of-a-constant", "warning")
 def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
-    """min_lr is set, but the learning rate is constant."""
+    """min_lr or decay_steps is set, but the learning rate is constant."""
     scheduler = require(cx.spec.lr_scheduler, LRScheduler)
     low, peak = scheduler.min_lr, cx.spec.optimizer.lr
+    if scheduler.type == "constant" and scheduler.decay_steps is not None:
+        message = f"decay_steps {scheduler.decay_steps} has no effect: the learning rate is constant"
+        yield cx.problem("lr_scheduler.decay_steps", message, "type='cosine'")
     if scheduler.type == "constant" and 0 < low <= peak:  # BAT106 reports a min_lr above the peak
         message = f"min_lr {low} has no effect: the learning rate is constant"
         yield cx.problem("lr_scheduler.min_lr", message, "type='cosine'")
