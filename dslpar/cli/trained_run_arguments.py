@@ -17,7 +17,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select the model and its layout, for `dslpar generate` and `dslpar eval`."""
     help = "a run's output_dir, or a checkpoint; and overrides of the config's keys, such as its layout"
     arguments.add_operands(parser, "RUN", help)
-    help = "name of the run's checkpoint, such as step_000100; default: the newest"
+    help = "name of the run's checkpoint, such as step_000100, or best (lowest held-out loss); default: the newest"
     parser.add_argument("--checkpoint", metavar="NAME", help=help)
     parser.add_argument("--config", metavar="CFG", help="take the layout from this config, which has the same model")
     help = "what builds the model, if a program passed it: the import path of a function or class"

@@ -143,6 +143,8 @@ def _cut_into_chunks(spec: sections.Spec) -> list[str]:
 def find_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
     """Return the checkpoint at `path`; if `path` is a run, its checkpoint called `name`, or its newest if it is None.
 
+    "best" is the name of the checkpoint with the lowest held-out loss.
+
     Raises:
         DslparError: there is no such checkpoint, its manifest is corrupted, it has another format, or the newest
             checkpoint is suspect. (If the user names a suspect checkpoint, it is opened, and a note is printed.)
@@ -157,6 +159,8 @@ def find_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
         return _noted(_opened(path))
     there = folder.list_folders(path / CHECKPOINTS) or folder.list_folders(path)
     found = there[-1:] if name is None else [each for each in there if each.name == name]
+    if name == folder.BEST and (best := folder.best_of(folder.scan(there[0].parent).checkpoints if there else ())):
+        found = [Path(best.path)]
     if not found:
         _refuse_name(path, name, there)
     stored = _opened(found[0])
