@@ -171,7 +171,9 @@ def best_of(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
 
     A suspect checkpoint is never the best, since its numbers may be wrong.
     """
-    measured = [(each.eval_loss, each.step, each) for each in checkpoints if not each.suspect and each.eval_loss is not None]
+    measured = [
+        (each.eval_loss, each.step, each) for each in checkpoints if not each.suspect and each.eval_loss is not None
+    ]
     return min(measured, default=(None, None, None), key=lambda found: found[:2])[-1]
 
 

@@ -51,9 +51,7 @@ from dslpar.engine.engine import Engine
 from dslpar.reporting.run_dir import CHECKPOINTS
 
 
-def save(
-    engine: Engine, data: str = "", confirmed_step: int | None = None, eval_loss: float | None = None
-) -> Path:
+def save(engine: Engine, data: str = "", confirmed_step: int | None = None, eval_loss: float | None = None) -> Path:
     """Save the run's present state, and publish the checkpoint. All ranks must call it together.
 
     `data` describes the training data (`dslpar.data.source`); `confirmed_step` is as in `writer.prune`; `eval_loss` is
@@ -66,9 +64,7 @@ def save(
     return PendingSave(engine, data, None, eval_loss).publish(confirmed_step)
 
 
-def begin_save(
-    engine: Engine, buffers: HostBuffers, data: str = "", eval_loss: float | None = None
-) -> PendingSave:
+def begin_save(engine: Engine, buffers: HostBuffers, data: str = "", eval_loss: float | None = None) -> PendingSave:
     """Copy the state that this rank saves to `buffers`, and start a thread that writes the copy. Collective.
 
     After the return, training may change the copied tensors. Only one save may be pending: `publish` it before the
@@ -87,9 +83,7 @@ class PendingSave:
     None: write the files at once, in this thread.
     """
 
-    def __init__(
-        self, engine: Engine, data: str, buffers: HostBuffers | None, eval_loss: float | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, data: str, buffers: HostBuffers | None, eval_loss: float | None = None) -> None:
         self.step = engine.steps_done
         """Step that is saved."""
         self.saved: Path | None = None

@@ -282,7 +282,7 @@ exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("operands", nargs="*", metavar="key=value", help="overrides of the config's keys")
     parser.add_argument("--config", required=True, metavar="CFG", help="the config of the run that will resume")
     arguments.add_world(parser)
-    parser.add_argument("--output", required=True, metavar="OUT", help="a new output_dir, without checkpoints")
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="a new output_dir, without checkpoints")
 
 
 def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -307,7 +307,13 @@ def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 # ---- export ----
 
 _DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
+"""torch's and transformers' names of dtypes."""
+_UNITS = {
+    "": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)},
+}
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -335,6 +341,7 @@ exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("--format", choices=("dslpar", "hf", "peft"), default="dslpar", help=help)
     parser.add_argument(
         "--dtype",
+        type=lambda text: _NAMES.get(text, text),
         choices=tuple(_DTYPES),
         help="dtype of the written weights; default: as stored, fp32 for runs in half precision",
     )
@@ -346,8 +353,8 @@ exit status: 0 written, 1 cannot be written, 2 wrong usage"""
 
 
 def _num_bytes(text: str) -> int:
-    """Parse `5GB`, `500MB`, or a number of bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]B)?", text.strip(), re.IGNORECASE)
+    """Parse `5GB`, `5GiB`, `500MB`, or a number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]I?B)?", text.strip(), re.IGNORECASE)
     size = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0
     if size < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 5GB or 500MB")

@@ -46,7 +46,9 @@ class BlendSamples:
             part, index = self.order.locate(number)
             own = self.parts[part]
             drawn = own.in_order([index])[0] if isinstance(own, SamplesWithReplacement) else None
-            found.append(self.offsets[part] + (self._permutations[part].sample_index(index) if drawn is None else drawn))
+            found.append(
+                self.offsets[part] + (self._permutations[part].sample_index(index) if drawn is None else drawn)
+            )
         return found
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:

@@ -39,9 +39,7 @@ def verify(checkpoint: Checkpoint, world: Axis) -> None:
 
 
 @torch.no_grad()
-def load_weights(
-    module: nn.Module, groups: Groups, checkpoint: Checkpoint, has_program_model: bool = False
-) -> None:
+def load_weights(module: nn.Module, groups: Groups, checkpoint: Checkpoint, has_program_model: bool = False) -> None:
     """Fill the module's parameters and buffers by name. All ranks must call it together.
 
     The names must be global: those of the model without a pipeline. `has_program_model`: a program's function has built

@@ -227,7 +227,9 @@ class Trainer:
             return False
         world, loss = self.engine.groups.axis("pipe", "data", "tensor"), float(record["eval_loss"])
         if self._best_loss is None:
-            self._best_loss = collectives.broadcast_object(self._lowest_saved() if world.index == 0 else math.inf, world)
+            self._best_loss = collectives.broadcast_object(
+                self._lowest_saved() if world.index == 0 else math.inf, world
+            )
         if not loss < self._best_loss:
             return False
         self._best_loss = loss

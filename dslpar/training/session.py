@@ -230,9 +230,7 @@ class Session:
         self.enter("saving", engine.steps_done, SLOW_FACTOR)
         if self._buffers is None:
             self._buffers = HostBuffers(pinned=engine.deepspeed.device.type != "cpu")
-        self._pending = checkpoint.begin_save(
-            engine, self._buffers, self.text, self._eval_loss_of(engine.steps_done)
-        )
+        self._pending = checkpoint.begin_save(engine, self._buffers, self.text, self._eval_loss_of(engine.steps_done))
         return self._pending
 
     @property
