@@ -28,7 +28,8 @@ def find_checkpoint(job: Job, world: Axis) -> Checkpoint | None:
 
     'newest' selects the newest checkpoint in the job's output_dir, as rank 0 sees it. 'newest_whole' selects the newest
     checkpoint that is neither corrupted nor suspect; rank 0 logs the ones it skips. 'best' selects the one with the
-    lowest held-out loss. A name or path selects this checkpoint, even if it is suspect. All ranks must call this together: each reads its share of the files.
+    lowest held-out loss. A name or path selects this checkpoint, even if it is suspect. All ranks must call this
+    together: each reads its share of the files.
 
     Raises:
         DslparError: on every rank, if one rank does not see the checkpoint, no checkpoint has that name, the selected

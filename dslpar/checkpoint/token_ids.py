@@ -3,8 +3,8 @@
     set_token_ids(model, special_tokens(checkpoint))      # config and generation config of a transformers model
 
 transformers' `generate` stops at `eos_token_id` only. The defaults of its config classes are those of one published
-tokenizer (Llama's 2), so a run with another tokenizer needs its own ids. As in GPT-2, a text begins after the end of the
-text before it, unless the tokenizer has a token for it.
+tokenizer (Llama's 2), so a run with another tokenizer needs its own ids. As in GPT-2, a text begins after the end of
+the text before it, unless the tokenizer has a token for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Argument parser of dslpar's programs: no abbreviated flags, and escaped text in error messages.
 
-Flags may be written with underscores, `--max_tokens`, as torchrun and vLLM accept them. An unknown flag is an error that
+Flags may be written with underscores, `--max_tokens`, as torchrun and vLLM accept them. The error for an unknown flag
 names the flag of ours that means the same, or that is spelled alike.
 """
 

@@ -20,7 +20,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.data.blend_order import BlendOrder
 from dslpar.data.blend_parts import at_part
-from dslpar.data.order import SamplesWithReplacement, Permutations, Samples
+from dslpar.data.order import Permutations, Samples, SamplesWithReplacement
 from dslpar.layout.resolve import Job
 from dslpar.schema.datasets import BlendData, part_key, type_name
 

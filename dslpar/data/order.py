@@ -1,9 +1,9 @@
 """Order of samples: a function of the seed and the step, independent of the layout.
 
 Sample k of a run over N samples is perm_(k // N)[k % N], with a new permutation in each epoch. With `data.replacement`
-it is a hash of k, modulo N (`SamplesWithReplacement`). Each step takes the next `global_size` samples. Of these, micro-batch a of
-data rank d (of D) takes `micro_size` samples from (a * D + d) * micro_size on. Blends have their own order instead
-(`OrderedSamples`).
+it is a hash of k, modulo N (`SamplesWithReplacement`). Each step takes the next `global_size` samples. Of these,
+micro-batch a of data rank d (of D) takes `micro_size` samples from (a * D + d) * micro_size on. Blends have their own
+order instead (`OrderedSamples`).
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from dslpar.models.layered import LayeredModel
 from dslpar.reporting import logging
 from dslpar.schema.datasets import is_images
 
-
 Build = Callable[..., LayeredModel]
 """Function that builds a program's model from the config, the job and the groups."""
 

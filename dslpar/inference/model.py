@@ -36,7 +36,7 @@ from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.resolve import Job
 from dslpar.layout.sharding import stored_runs
 from dslpar.layout.token_order import place_of
-from dslpar.models.layered import LayeredModule, LayerSpec
+from dslpar.models.layered import LayeredModel, LayeredModule, LayerSpec
 from dslpar.schema.policy import DECODER_INPUTS
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -59,7 +59,7 @@ class Job:
     trusted: tuple[str, ...] = ()
     """Packages that the config may call (`dslpar.core.trust`)."""
     has_program_model: bool = False
-    """Whether a program passes the model. The spec then names the model's class, from which alone it cannot be built."""
+    """Whether a program passes the model. The spec then names its class, from which alone it cannot be built."""
 
     @property
     def chunks(self) -> Chunks:

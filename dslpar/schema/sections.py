@@ -569,8 +569,8 @@ class Train:
     eval_steps: PositiveInt = key(default=8, resume="free", synonyms="eval_iters eval_iter", capitals="EVAL_ITERS")
     """Global batches of held-out data per evaluation."""
     eval_train: bool = key(default=False, resume="free")
-    """Also measure the loss of training data, without dropout, at each evaluation: the first eval_steps global batches of
-    the run."""
+    """At each evaluation, also measure the loss of training data, without dropout: of the run's first eval_steps global
+    batches."""
     output_dir: str | None = key(
         default=None, resume="free", synonyms="save_dir work_dir output_path", capitals="LOG_PATH"
     )
@@ -638,9 +638,10 @@ class Checkpoint:
     keep: PositiveInt | None = key(default=None, resume="free")
     """Number of newest checkpoints to keep. Left out: all."""
     keep_best: bool = key(default=False, resume="free", synonyms="save_top_k load_best_model_at_end")
-    """Save a checkpoint at each evaluation with the lowest held-out loss so far, and keep the best one besides `keep`."""
+    """Save a checkpoint at each evaluation with the lowest held-out loss so far, and keep the best one besides the
+    newest."""
     resume_from: ResumeFrom = key(default="newest", resume="free")
-    """'newest' (an error if corrupted), 'newest_whole' (skips corrupted ones), 'best' (the lowest held-out loss), a name
+    """'newest' (an error if corrupted), 'newest_whole' (skips corrupted ones), 'best' (lowest held-out loss), a name
     ('step_000005') or a path."""
 
 

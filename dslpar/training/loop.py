@@ -211,7 +211,7 @@ class Trainer:
 
     @cached_property
     def _can_read_again(self) -> bool:
-        """Whether the first steps of the training data can be read again; a program's iterable only goes forward."""
+        """Return whether the run's first samples can be read again; a program's iterable only goes forward."""
         (is_stream,) = any_rank(self.engine, isinstance(self.train_data, IterableData))
         if is_stream:
             log.warning("train.eval_train has no effect: the program's training data can be read only once")
