@@ -41,7 +41,8 @@ class ArgumentParser(argparse.ArgumentParser):
         return super().parse_known_args(self._dashed(sys.argv[1:] if args is None else args), namespace)
 
     def _dashed(self, args: Sequence[str]) -> list[str]:
-        found, flags = [], self._option_string_actions
+        found: list[str] = []
+        flags = self._option_string_actions
         for number, word in enumerate(args):
             if word == "--":
                 return [*found, *args[number:]]
