@@ -18,7 +18,8 @@ torchrun --nproc-per-node 8 -m dslpar generate outputs/gpt --prompts prompts.txt
 A single process holds the whole model, whatever the run's layout was. Under a launcher the layout
 is the run's, with key=value overrides, or that of --config. At --temperature 0, the default, each
 token is the most probable one. Sampling depends only on --seed, the prompt and the position, so it
-is the same on every layout. --format json prints a list of {text, tokens}, with the new tokens only.
+is the same on every layout. --format json prints a list of {text, tokens}, with the new tokens
+only.
 
 exit status: 0 done, 1 it cannot run, 2 wrong usage"""
 

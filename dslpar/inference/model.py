@@ -117,7 +117,7 @@ class InferenceModel:
         count = torch.tensor(output.shape[-1] if self.is_last_stage else 0, device=self.device)
         return int(self.from_last_stage(count))
 
-    def check_logits(self, output: Any, labels: Tensor) -> None:
+    def check_logits(self, output: Any, labels: Any) -> None:
         """Refuse a program's model whose output has no logits for each label. Raises: DslparError."""
         if isinstance(output, Tensor) and output.is_floating_point() and output.shape[:-1] == labels.shape:
             return
