@@ -326,7 +326,7 @@ def with_program_model(job: Job, model: object) -> Job:
     cls = type(model)
     section = schema_sections.OtherModel(target=f"{cls.__module__}.{cls.__qualname__}")
     spec = dataclasses.replace(job.spec, model=section)
-    job = dataclasses.replace(job, spec=spec, stages=Stages(None, None, None))
+    job = dataclasses.replace(job, spec=spec, stages=Stages(None, None, None), has_program_model=True)
     return with_program_chunks(job, model) if isinstance(model, LayeredModel) else job
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from dslpar.checkpoint import export, folder, rank_state, writer
+from dslpar.checkpoint import export, folder, rank_state, token_ids, writer
 from dslpar.checkpoint.folder import Checkpoint
 from dslpar.checkpoint.index import load_index
 from dslpar.checkpoint.resume_changes import model_section
@@ -79,6 +79,9 @@ def export_transformers(
     tensors = {lazy.key: lazy for lazy in _tensors(checkpoint, origin, dtype)}
     dtypes = {name: lazy.dtype for name, lazy in tensors.items()}
     files, index = origin.saved.files(dtypes, max_shard_bytes)
+    if origin.pretrained is None:
+        written = getattr(model_section(checkpoint), "args", {}).get("config", {})
+        token_ids.set_token_ids(origin.saved.model, token_ids.special_tokens(checkpoint), written)
     with writer.new_folder(output) as unfinished:
         floating = next(each for each in dtypes.values() if each.is_floating_point)
         origin.saved.write_configs(unfinished, floating, origin.pretrained)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,8 @@ from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.reporting.resume_hint import checkpoint_step
 
+BEST = "best"
+"""Name that means the checkpoint with the lowest held-out loss."""
 MANIFEST, RANKS, TENSORS, STATE, PART = "checkpoint.json", "ranks", "tensors", "state.pt", ".part"
 SUSPECT = "suspect"
 """Manifest key of a suspect checkpoint: why its numbers cannot be trusted, though its files are intact."""
@@ -57,6 +59,12 @@ class Checkpoint(NamedTuple):
     def suspect(self) -> str:
         """Reason not to trust its numbers; empty: no reason is known."""
         return str(self.manifest.get(SUSPECT, ""))
+
+    @property
+    def eval_loss(self) -> float | None:
+        """Held-out loss after its step; None: it was not measured."""
+        found: float | None = self.manifest.get("eval_loss")
+        return found
 
 
 class FileDigest(NamedTuple):
@@ -156,6 +164,17 @@ def scan(root: Path) -> Scan:
         except ManifestError as error:
             found.unreadable[path] = f"{MANIFEST}: {error}"
     return found
+
+
+def best_of(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
+    """Return the checkpoint with the lowest held-out loss, of equal ones the first; None: no loss was measured.
+
+    A suspect checkpoint is never the best, since its numbers may be wrong.
+    """
+    measured = [
+        (each.eval_loss, each.step, each) for each in checkpoints if not each.suspect and each.eval_loss is not None
+    ]
+    return min(measured, default=(None, None, None), key=lambda found: found[:2])[-1]
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -4,6 +4,8 @@
      "layout": {"world_size": 8, "pipe": 2, "num_chunks": 1, "data": 2, "tensor": {"d": 1, ...}, "counts": [2, 2], ...},
      "fixed": {"model.hidden_size": 128, "batch.global_size": 16, ...},       # values that no resume may change
      "config": {"model": {"type": "GPT", ...}, "optimizer": {...}, ...},      # all sections; loads as a config
+     "eval_loss": 2.31,                                                       # held-out loss, if it was measured
+     "program_model": true,                                                   # only if a program passed the model
      "versions": {...}, "files": {...}, "digest": "..."}                      # `folder` adds files and digest
 
 A reader of tensors does not need the saved layout, since the index locates each piece in the full tensor. A load
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,11 +39,14 @@ OFFLINE = "offline"
 """Layout key of checkpoints that `dslpar checkpoint reshard` made: they have no random states."""
 
 
-def manifest_of(job: Job, data: str, step: int, consumed_samples: int | None = None) -> Plain:
+def manifest_of(
+    job: Job, data: str, step: int, consumed_samples: int | None = None, eval_loss: float | None = None
+) -> Plain:
     """Make the manifest of a checkpoint, without the list of its files.
 
     `job` is the engine's job, in which the partition into stages is known. `data` describes the training data
-    (`dslpar.data.source`). `consumed_samples`: samples trained on so far; None: `step` global batches.
+    (`dslpar.data.source`). `consumed_samples`: samples trained on so far; None: `step` global batches. `eval_loss`: the
+    held-out loss after the step; None: it was not measured.
     """
     return {
         "format": FORMAT,
@@ -50,7 +56,17 @@ def manifest_of(job: Job, data: str, step: int, consumed_samples: int | None = N
         "fixed": fixed_values(job, data),
         "config": config_of(job),
         "versions": run_dir.versions(),
+        **({"program_model": True} if job.has_program_model else {}),
+        **({"eval_loss": eval_loss} if eval_loss is not None and math.isfinite(eval_loss) else {}),
     }
+
+
+def has_program_model(checkpoint: Checkpoint) -> bool:
+    """Return whether a program passed the model, so that the checkpoint's config cannot build it."""
+    if "program_model" in checkpoint.manifest:
+        return bool(checkpoint.manifest["program_model"])
+    # Manifests from before the key existed name the class of the program's instance: these come from no config.
+    return str(checkpoint.manifest["config"]["model"]["type"]).startswith(("__main__.", "torch.nn.modules.container."))
 
 
 def layout_of(job: Job) -> Plain:

@@ -39,6 +39,8 @@ def check(values: Mapping[str, Any]) -> None:
         for name, version in mapping(values["versions"], "versions").items():
             text(version, f"versions.{name}")
         text(values.get("suspect", ""), "suspect")
+        if type(values.get("eval_loss", 0.0)) not in (int, float):
+            raise ValueError(f"eval_loss is {values['eval_loss']!r}")
         _check_layout(mapping(plain(values["layout"], "layout"), "layout"))
 
 

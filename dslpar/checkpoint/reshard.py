@@ -84,7 +84,9 @@ def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
     with writer.new_folder(root) as unfinished:
         written = _write_files(checkpoint, index, job, shares, writer.begin_save(unfinished, checkpoint.step))
         layout = {**manifest.layout_of(job), manifest.OFFLINE: True}
-        made = manifest.manifest_of(job, text, checkpoint.step, checkpoint.manifest["consumed_samples"])
+        made = manifest.manifest_of(
+            job, text, checkpoint.step, checkpoint.manifest["consumed_samples"], checkpoint.eval_loss
+        )
         mark = {folder.SUSPECT: checkpoint.suspect} if checkpoint.suspect else {}
         writer.publish(unfinished, made | {"layout": layout} | mark, written)
     return folder.final_path(root, checkpoint.step)

@@ -51,20 +51,20 @@ from dslpar.engine.engine import Engine
 from dslpar.reporting.run_dir import CHECKPOINTS
 
 
-def save(engine: Engine, data: str = "", confirmed_step: int | None = None) -> Path:
+def save(engine: Engine, data: str = "", confirmed_step: int | None = None, eval_loss: float | None = None) -> Path:
     """Save the run's present state, and publish the checkpoint. All ranks must call it together.
 
-    `data` describes the training data (`dslpar.data.source`); `confirmed_step` is as in `writer.prune`. Returns the
-    checkpoint's folder.
+    `data` describes the training data (`dslpar.data.source`); `confirmed_step` is as in `writer.prune`; `eval_loss` is
+    the held-out loss after the last step, if it was measured. Returns the checkpoint's folder.
 
     Raises:
         DslparError: on every rank, if one rank cannot write, or does not see rank 0's folder. Published checkpoints
             stay unchanged.
     """
-    return PendingSave(engine, data, None).publish(confirmed_step)
+    return PendingSave(engine, data, None, eval_loss).publish(confirmed_step)
 
 
-def begin_save(engine: Engine, buffers: HostBuffers, data: str = "") -> PendingSave:
+def begin_save(engine: Engine, buffers: HostBuffers, data: str = "", eval_loss: float | None = None) -> PendingSave:
     """Copy the state that this rank saves to `buffers`, and start a thread that writes the copy. Collective.
 
     After the return, training may change the copied tensors. Only one save may be pending: `publish` it before the
@@ -73,7 +73,7 @@ def begin_save(engine: Engine, buffers: HostBuffers, data: str = "") -> PendingS
     Raises:
         DslparError: on every rank, if rank 0 cannot make the folder.
     """
-    return PendingSave(engine, data, buffers)
+    return PendingSave(engine, data, buffers, eval_loss)
 
 
 class PendingSave:
@@ -83,7 +83,7 @@ class PendingSave:
     None: write the files at once, in this thread.
     """
 
-    def __init__(self, engine: Engine, data: str, buffers: HostBuffers | None) -> None:
+    def __init__(self, engine: Engine, data: str, buffers: HostBuffers | None, eval_loss: float | None = None) -> None:
         self.step = engine.steps_done
         """Step that is saved."""
         self.saved: Path | None = None
@@ -95,7 +95,7 @@ class PendingSave:
             lambda: writer.begin_save(self._root, self.step), self._world, self._job, WRITE, self._rank
         )
         """Rank 0's path of the unfinished folder, for error messages."""
-        self._manifest = manifest.manifest_of(engine.job, data, self.step, engine.consumed_samples)
+        self._manifest = manifest.manifest_of(engine.job, data, self.step, engine.consumed_samples, eval_loss)
         self._train_state = torch_bytes(train_state.collect(engine))
         self._thread: WriterThread | None = None
         if not self._part.exists():
@@ -152,7 +152,8 @@ class PendingSave:
         # the resume.
         writer.set_aside(self._root, self.step)
         final = writer.publish(self._root, self._manifest, files)
-        writer.prune(self._root, self._job.spec.checkpoint.keep, self.step, confirmed_step)
+        kept = self._job.spec.checkpoint
+        writer.prune(self._root, kept.keep, self.step, confirmed_step, keep_best=kept.keep_best)
         return final
 
     def abandon(self) -> str:

@@ -25,8 +25,9 @@ def find_checkpoint(job: Job, world: Axis) -> Checkpoint | None:
     """Return the checkpoint that `checkpoint.resume_from` selects, after verifying every byte; None: the run has none.
 
     'newest' selects the newest checkpoint in the job's output_dir, as rank 0 sees it. 'newest_whole' selects the newest
-    checkpoint that is neither corrupted nor suspect; rank 0 logs the ones it skips. A name or path selects this
-    checkpoint, even if it is suspect. All ranks must call this together: each reads its share of the files.
+    checkpoint that is neither corrupted nor suspect; rank 0 logs the ones it skips. 'best' selects the one with the
+    lowest held-out loss. A name or path selects this checkpoint, even if it is suspect. All ranks must call this
+    together: each reads its share of the files.
 
     Raises:
         DslparError: on every rank, if one rank does not see the checkpoint, no checkpoint has that name, the selected
@@ -72,6 +73,9 @@ def _candidates(job: Job, requested: str) -> list[str]:
     root = Path(job.output_dir, CHECKPOINTS)
     if requested in NEWEST:
         return [path.name for path in reversed(folder.list_folders(root))]
+    if requested == folder.BEST:
+        best = folder.best_of(each for each in folder.scan(root).checkpoints if folder.is_complete(each))
+        return [] if best is None else [Path(best.path).name]
     name = str(Path(requested).absolute()) if "/" in requested else requested
     return [name] if folder.is_checkpoint(root / name) else []
 

@@ -94,7 +94,9 @@ def _check_written(part: Path, written: Mapping[str, FileDigest]) -> None:
             raise OSError(f"{part / name}: {expected} bytes were written, but {found.get(name, 'no')} are there")
 
 
-def prune(root: Path, keep: int | None, step: int, confirmed_step: int | None = None) -> None:
+def prune(
+    root: Path, keep: int | None, step: int, confirmed_step: int | None = None, *, keep_best: bool = False
+) -> None:
     """Keep the newest `keep` complete checkpoints up to `step`, which was just saved; remove older checkpoints.
 
     keep: None keeps all. Incomplete and suspect checkpoints do not count, nor do checkpoints of later steps, left from
@@ -103,14 +105,19 @@ def prune(root: Path, keep: int | None, step: int, confirmed_step: int | None = 
 
     confirmed_step: last step at which data-parallel replicas are known to have been equal. The newest checkpoint up to
     this step is kept too, since all later ones may turn out to be suspect. None: replicas are not compared.
+
+    keep_best: the complete checkpoint with the lowest held-out loss is kept too.
     """
     if keep is None:
         return
     candidates = [checkpoint for checkpoint in folder.scan(root).checkpoints if checkpoint.step <= step]
-    good = [each.step for each in candidates if folder.is_complete(each) and not each.suspect]
-    confirmed = [each for each in good if confirmed_step is not None and each <= confirmed_step][-1:]
+    complete = [each for each in candidates if folder.is_complete(each) and not each.suspect]
+    good = [each.step for each in complete]
+    spared = [each for each in good if confirmed_step is not None and each <= confirmed_step][-1:]
+    best = folder.best_of(complete) if keep_best else None
+    spared += [best.step] if best is not None else []
     for checkpoint in candidates:
-        if good and checkpoint.step < good[-keep:][0] and checkpoint.step not in confirmed:
+        if good and checkpoint.step < good[-keep:][0] and checkpoint.step not in spared:
             remove(Path(checkpoint.path))
 
 

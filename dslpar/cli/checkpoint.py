@@ -113,7 +113,7 @@ def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    rows = [_row(path) for path in _folders(Path(args.path), parser)]
+    rows = _marked([_row(path) for path in _folders(Path(args.path), parser)])
     if args.format == "json":
         arguments.print_json(rows)
     elif not rows:
@@ -123,8 +123,15 @@ def _list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return 0
 
 
-Row = dict[str, str | int | None]
+Row = dict[str, str | int | float | None]
 """Values of one checkpoint, by column of `dslpar checkpoint list`."""
+
+
+def _marked(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, each with whether it is the intact checkpoint with the lowest held-out loss."""
+    measured = [(row["eval_loss"], number) for number, row in enumerate(rows) if row["state"] == "intact"]
+    best = min(((loss, number) for loss, number in measured if isinstance(loss, int | float)), default=(None, None))[1]
+    return [{**row, "best": number == best} for number, row in enumerate(rows)]
 
 
 def _row(path: Path) -> Row:
@@ -133,25 +140,34 @@ def _row(path: Path) -> Row:
         stored = folder.open_checkpoint(path)
     except folder.ManifestError as error:
         state = f"corrupted: {folder.MANIFEST}: {error}"
-        return {"name": path.name, "samples": None, "bytes": None, "state": state, "layout": None}
+        return {"name": path.name, "samples": None, "eval_loss": None, "bytes": None, "state": state, "layout": None}
     layout, state = None, f"format {stored.manifest['format']}"
     if not _other_format(stored):
         layout = manifest.describe_layout(stored.manifest["layout"])
         damaged = folder.mismatched_files(stored)
         state = f"corrupted: {damaged[0]}" if damaged else f"suspect: {stored.suspect}" if stored.suspect else "intact"
     samples, num_bytes = stored.manifest.get("consumed_samples"), sum(folder.file_sizes(path).values())
-    return {"name": path.name, "samples": samples, "bytes": num_bytes, "state": state, "layout": layout}
+    loss = stored.manifest.get("eval_loss")
+    row: Row = {"name": path.name, "samples": samples, "eval_loss": loss}
+    return row | {"bytes": num_bytes, "state": state, "layout": layout}
 
 
 def _print_table(rows: Sequence[Row]) -> None:
-    lines = [{key: key for key in rows[0]}]
-    lines += [
-        {key: f"{value:,}" if isinstance(value, int) else visible(value or "-") for key, value in row.items()}
-        for row in rows
-    ]
-    widths = {key: max(len(line[key]) for line in lines) for key in rows[0]}
+    columns = [key for key in rows[0] if key != "best"]
+    lines = [{key: key for key in columns}]
+    lines += [{key: _cell(row, key) for key in columns} for row in rows]
+    widths = {key: max(len(line[key]) for line in lines) for key in columns}
     for line in lines:
         print("  ".join(line[key].ljust(widths[key]) for key in widths).rstrip())
+
+
+def _cell(row: Row, column: str) -> str:
+    value = row[column]
+    if isinstance(value, str) or value is None:
+        return visible(value or "-")
+    if column == "eval_loss":
+        return f"{value:.4f}{' best' if row['best'] else ''}"
+    return f"{value:,}"
 
 
 # ---- show ----
@@ -183,13 +199,17 @@ def _description(stored: Checkpoint) -> str:
     offline = ", resharded by `dslpar checkpoint reshard`" if stored.manifest["layout"].get(manifest.OFFLINE) else ""
     lines = [
         stored.path,
-        f"step {stored.step:,}, {stored.manifest['consumed_samples']:,} samples",
+        f"step {stored.step:,}, {stored.manifest['consumed_samples']:,} samples{_measured(stored)}",
         manifest.describe_layout(stored.manifest["layout"]) + offline,
         f"{len(entries):,} parameters of {elements:,} elements; {num_bytes:,} bytes",
         f"written by {versions}",
         *([f"suspect: {stored.suspect}"] if stored.suspect else []),
     ]
     return "".join(visible(line) + "\n" for line in lines) + "\n" + yaml_io.dump_plain(stored.manifest["config"])
+
+
+def _measured(stored: Checkpoint) -> str:
+    return "" if stored.eval_loss is None else f", held-out loss {stored.eval_loss:.4f}"
 
 
 # ---- verify ----
@@ -262,7 +282,7 @@ exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("operands", nargs="*", metavar="key=value", help="overrides of the config's keys")
     parser.add_argument("--config", required=True, metavar="CFG", help="the config of the run that will resume")
     arguments.add_world(parser)
-    parser.add_argument("--output", required=True, metavar="OUT", help="a new output_dir, without checkpoints")
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="a new output_dir, without checkpoints")
 
 
 def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -287,7 +307,13 @@ def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 # ---- export ----
 
 _DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
+"""torch's and transformers' names of dtypes."""
+_UNITS = {
+    "": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)},
+}
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -315,6 +341,7 @@ exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("--format", choices=("dslpar", "hf", "peft"), default="dslpar", help=help)
     parser.add_argument(
         "--dtype",
+        type=lambda text: _NAMES.get(text, text),
         choices=tuple(_DTYPES),
         help="dtype of the written weights; default: as stored, fp32 for runs in half precision",
     )
@@ -326,8 +353,8 @@ exit status: 0 written, 1 cannot be written, 2 wrong usage"""
 
 
 def _num_bytes(text: str) -> int:
-    """Parse `5GB`, `500MB`, or a number of bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]B)?", text.strip(), re.IGNORECASE)
+    """Parse `5GB`, `5GiB`, `500MB`, or a number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]I?B)?", text.strip(), re.IGNORECASE)
     size = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0
     if size < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 5GB or 500MB")

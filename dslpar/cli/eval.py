@@ -39,7 +39,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     overrides = trained_run_arguments.take_run(args, parser)
     if wrong := [each for each in args.data if not each.startswith("data.") or "=" not in each]:
         parser.error(f"--data takes keys of data, such as data.files=..., not {wrong[0]!r}")
-    status: int = import_with_torch("dslpar.inference.commands").run_eval(args, overrides)
+    build = trained_run_arguments.model_builder(args)
+    status: int = import_with_torch("dslpar.inference.commands").run_eval(args, overrides, build)
     return status
 
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a config of ColossalAI or LiBai (.py), DeepSpeed (.json), GPT-NeoX (.yml) or Megatron-LM (.sh)",
     )
-    add("-o", dest="out", metavar="OUT", help="the file to write; default: stdout")
+    add("-o", "--output", dest="out", metavar="OUT", help="the file to write; default: -, stdout")
     add("--from", dest="source", choices=tuple(TABLES), help="the config's framework; default: detected from FILE")
     add("--model", metavar="FILE", help="take the model from this dslpar config")
     add("--world-size", type=number, metavar="N", help="lint the result for this number of ranks")
@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Write the config and the report; return 1 if the author must change something, or lint finds errors."""
+    args.out = None if args.out == "-" else args.out
     if args.out and os.path.lexists(args.out) and not args.force:
         parser.error(f"{args.out} exists: choose another name, or --force")
     source, model = _source(args, parser), _model(args, parser)

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data-path", metavar="PATH", help="data files or folder; default for text: Python's own source")
     help = f"convert another framework's config ({', '.join(TABLES)}) instead, as dslpar import does"
     add("--from", dest="source", nargs=2, metavar=("FRAMEWORK", "FILE"), help=help)
-    add("--yes", action="store_true", help="ask no questions, even on a terminal")
+    add("-y", "--yes", action="store_true", help="ask no questions, even on a terminal")
     add("--force", action="store_true", help="overwrite CFG")
 
 

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     arguments.add_format(parser, "text", "concise", "json", "github", "sarif")
     add = parser.add_argument
-    add("--output-file", metavar="FILE", help="write the report to FILE instead of stdout")
+    add("--output-file", metavar="FILE", help="write the report to FILE; default: -, stdout")
     add("--color", choices=("auto", "always", "never"), default="auto", help="color the report; default: %(default)s")
     add("--select", action="append", default=[], metavar="CODES", help="report only these rules")
     add("--ignore", action="append", default=[], metavar="CODES", help="leave these rules out of the report")
@@ -99,6 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Print the findings; return 1 if there are errors. The epilog above describes all exit statuses."""
     sources: dict[str, str] = {}
+    args.output_file = None if args.output_file == "-" else args.output_file
     settings = _Settings(args, parser)
     cluster = arguments.load_cluster(args, parser, sources)
 

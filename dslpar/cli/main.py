@@ -1,7 +1,7 @@
 """Entry point of `dslpar`: find the requested command, and run it.
 
 Only that command's module is imported, so that lint starts fast. Flags and `key=value` overrides may come in any order.
-Exit status: 0 no errors, 1 errors found (with --strict also warnings), 2 wrong usage.
+Exit status: 0 no errors, 1 errors found (with --strict also warnings), 2 wrong usage, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ _KEYWORDS: Mapping[str, str] = {"import": "import_"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["help"]:  # as git, cargo and ruff have it
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] not in COMMANDS:
         return _no_command(argv)
     name, *argv = argv
@@ -93,7 +95,7 @@ def _no_command(
         formatter_class=_formatter,
         usage=f"{prog} COMMAND ... (see {prog} COMMAND --help)",
     )
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("-V", "--version", action="store_true", help="print the version and exit")
     if argv and not argv[0].startswith("-"):
         hint = did_you_mean(argv[0], commands) or f"the commands are {', '.join(commands)}"
         parser.error(f"unknown command {argv[0]!r}; {hint}")
@@ -115,4 +117,7 @@ def run() -> NoReturn:
     except BrokenPipeError:  # the reader has closed the pipe: `dslpar explain TEN101 | head -3`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's last flush
         status = 128 + 13  # as a shell reports SIGPIPE
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        status = 128 + 2  # as a shell reports SIGINT
     sys.exit(status)

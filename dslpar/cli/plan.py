@@ -103,6 +103,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if job is None:
         return 1
     project_device = None if args.device else arguments.project_device(os.path.dirname(path))
+    if (args.trace or args.dry_run) and not getattr(job.spec.model, "target", "a family"):
+        parser.error(planning.NO_MODEL)
+    sys.path.insert(0, os.getcwd())  # for the user's own modules, as for train.py
     if args.dry_run:
         return plan_dry_run.run(job, args.rank, args.format, parser)
     try:

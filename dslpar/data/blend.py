@@ -20,7 +20,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.data.blend_order import BlendOrder
 from dslpar.data.blend_parts import at_part
-from dslpar.data.order import Permutations, Samples
+from dslpar.data.order import Permutations, Samples, SamplesWithReplacement
 from dslpar.layout.resolve import Job
 from dslpar.schema.datasets import BlendData, part_key, type_name
 
@@ -44,7 +44,11 @@ class BlendSamples:
         found = []
         for number in numbers:
             part, index = self.order.locate(number)
-            found.append(self.offsets[part] + self._permutations[part].sample_index(index))
+            own = self.parts[part]
+            drawn = own.in_order([index])[0] if isinstance(own, SamplesWithReplacement) else None
+            found.append(
+                self.offsets[part] + (self._permutations[part].sample_index(index) if drawn is None else drawn)
+            )
         return found
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:

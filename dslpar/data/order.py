@@ -1,8 +1,9 @@
 """Order of samples: a function of the seed and the step, independent of the layout.
 
-Sample k of a run over N samples is perm_(k // N)[k % N], with a new permutation in each epoch. Each step takes the next
-`global_size` samples. Of these, micro-batch a of data rank d (of D) takes `micro_size` samples from (a * D + d) *
-micro_size on. Blends have their own order instead (`OrderedSamples`).
+Sample k of a run over N samples is perm_(k // N)[k % N], with a new permutation in each epoch. With `data.replacement`
+it is a hash of k, modulo N (`SamplesWithReplacement`). Each step takes the next `global_size` samples. Of these,
+micro-batch a of data rank d (of D) takes `micro_size` samples from (a * D + d) * micro_size on. Blends have their own
+order instead (`OrderedSamples`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,25 @@ class OrderedSamples(Samples, Protocol):
 
     def in_order(self, numbers: Sequence[int]) -> Sequence[int]:
         """Return the indices of the samples at these positions of the run."""
+
+
+class SamplesWithReplacement:
+    """Samples that a run draws with replacement, as torch's RandomSampler(replacement=True) does.
+
+    Each draw depends only on the seed and the position in the run, so a resume on any layout continues the same draws.
+    """
+
+    def __init__(self, samples: Samples, seed: int) -> None:
+        self.samples, self.seed = samples, seed
+        self.num_samples, self.all_counted = samples.num_samples, samples.all_counted
+
+    def in_order(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Return the indices of the samples at these positions of the run."""
+        return [stable_hash("drawn", self.seed, number) % self.num_samples for number in numbers]
+
+    def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:
+        """Return inputs and labels of the samples."""
+        return self.samples.batch(samples, numbers)
 
 
 def micro_batches(

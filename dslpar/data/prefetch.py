@@ -53,6 +53,11 @@ class Prefetcher:
             self._next.start()
         return batches
 
+    def wait(self) -> None:
+        """Wait until the next step's micro-batches are made, and no thread reads the data."""
+        if self._next is not None:
+            self._next.join()
+
     def close(self) -> None:
         """Wait for the thread, and discard its result."""
         if self._next is not None:

@@ -178,6 +178,15 @@ def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
         DslparError: there are too few tokens, conversations or rows for a step.
     """
     job = part.job or job
+    samples = _samples_of(job, part, inputs)
+    if not (part.training and job.spec.data.replacement):
+        return samples
+    from dslpar.data.order import SamplesWithReplacement
+
+    return SamplesWithReplacement(samples, job.spec.train.seed)
+
+
+def _samples_of(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
     data = job.spec.data
     if part.images is not None:
         from dslpar.data.images import ImageSamples

@@ -5,43 +5,51 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
+from dslpar.core.catalog import raise_finding
 from dslpar.core.visible import json_text, visible, visible_lines
 from dslpar.data.source import Source, find_source
 from dslpar.distributed.groups import Groups
 from dslpar.inference.evaluation import Result, all_parts, evaluate, held_out_parts
 from dslpar.inference.generation import DECODER_IDS, DEFAULT_BATCH, Ids, Options, check_generates, generate
 from dslpar.inference.model import InferenceModel
-from dslpar.inference.prompts import codec_of, read_prompts
+from dslpar.inference.prompts import STDIN, codec_of, read_prompts
 from dslpar.inference.ranks import run_on_ranks
 from dslpar.inference.sampling import Sampling
 from dslpar.inference.trained import Trained, open_run
 from dslpar.layout.transformers_data_types import check_data, inputs_of
+from dslpar.models.layered import LayeredModel
 from dslpar.reporting import logging
 from dslpar.schema.datasets import is_images
 
+Build = Callable[..., LayeredModel]
+"""Function that builds a program's model from the config, the job and the groups."""
 
-def run_generate(args: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Run `dslpar generate` with its arguments; return the exit status."""
+
+def run_generate(args: argparse.Namespace, overrides: Sequence[str], build: Build | None = None) -> int:
+    """Run `dslpar generate` with its arguments; return the exit status.
+
+    `build`: builds the model that the run's program passed; None: the run's config has the model.
+    """
 
     def open_trained(world_size: int) -> Trained:
         found = _open(args, overrides, world_size)
         check_generates(found.job)
         return found
 
-    return run_on_ranks(open_trained, partial(_generate, args), _request(args))
+    return run_on_ranks(open_trained, partial(_generate, args, build), _request(args))
 
 
 def _request(args: argparse.Namespace) -> str:
     return repr(sorted((name, value) for name, value in vars(args).items() if name != "local_rank"))
 
 
-def run_eval(args: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Run `dslpar eval` with its arguments; return the exit status."""
+def run_eval(args: argparse.Namespace, overrides: Sequence[str], build: Build | None = None) -> int:
+    """Run `dslpar eval` with its arguments; return the exit status. `build` as in `run_generate`."""
     sources: list[Source] = []
 
     def open_trained(world_size: int) -> Trained:
@@ -51,18 +59,33 @@ def run_eval(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         all_data = [*anew, *args.data, "train.eval_interval=None"] if args.data else []
         found = _open(args, [*all_data, *overrides], world_size)
         check_data(found.job)
+        if not args.data:
+            _check_held_out(found)
         sources.append(find_source(found.job))
         return found
 
-    return run_on_ranks(open_trained, partial(_eval, args, sources), _request(args))
+    return run_on_ranks(open_trained, partial(_eval, args, sources, build), _request(args))
+
+
+def _check_held_out(trained: Trained) -> None:
+    """Refuse to measure the config's data if the run's program passed others."""
+    if not trained.checkpoint.manifest["fixed"]["data.text"]:
+        message = "the run's program passed its data, which its config does not have"
+        hint = "name data to measure: --data \"data.files=['test.txt']\", or any other keys of data"
+        raise_finding("BAT211", message, hint, trained.checkpoint.path, "data")
 
 
 def _eval(
-    args: argparse.Namespace, sources: Sequence[Source], trained: Trained, groups: Groups, device: torch.device
+    args: argparse.Namespace,
+    sources: Sequence[Source],
+    build: Build | None,
+    trained: Trained,
+    groups: Groups,
+    device: torch.device,
 ) -> None:
     (source,) = sources
     with logging.prints_to_log(None):
-        model = InferenceModel(trained, groups, device)
+        model = InferenceModel(trained, groups, device, build)
         parts = all_parts(source) if args.data else held_out_parts(source)
         result = evaluate(model, parts, args.metrics, args.samples)
     if groups.rank == 0:
@@ -86,11 +109,15 @@ def _print_result(format: str, trained: Trained, result: Result) -> None:
 
 def _open(args: argparse.Namespace, overrides: Sequence[str], world_size: int) -> Trained:
     options = {"name": args.checkpoint, "config": args.config, "trusted": args.trust}
-    return open_run(args.path, world_size, overrides, **options)
+    return open_run(args.path, world_size, overrides, program_model=args.model is not None, **options)
 
 
-def _generate(args: argparse.Namespace, trained: Trained, groups: Groups, device: torch.device) -> None:
+def _generate(
+    args: argparse.Namespace, build: Build | None, trained: Trained, groups: Groups, device: torch.device
+) -> None:
     codec = codec_of(trained.job, args.tokenizer)
+    if args.prompts == STDIN and trained.job.mesh.world_size > 1:
+        raise_finding("BAT217", "prompts on stdin do not reach every rank", "name a file with --prompts FILE")
     prompts = [*args.prompt, *(read_prompts(args.prompts) if args.prompts else ())]
     texts, stop, end = prompts, list(args.stop), codec.end
     if args.chat:
@@ -109,7 +136,7 @@ def _generate(args: argparse.Namespace, trained: Trained, groups: Groups, device
         batch=trained.job.spec.batch.micro_size or DEFAULT_BATCH,
     )
     with logging.prints_to_log(None):
-        model = InferenceModel(trained, groups, device)
+        model = InferenceModel(trained, groups, device, build)
         ids = [codec.encode(text) for text in texts]
         made = generate(model, ids, options)
     if groups.rank == 0:

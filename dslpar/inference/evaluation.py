@@ -141,6 +141,8 @@ def _add_part(model: InferenceModel, tally: Tally, samples: Samples | None, coun
         inputs, labels = _batch(model, samples, numbers, count) if samples else (None, None)
         output = model(inputs)
         if model.is_last_stage:
+            if model.job.has_program_model:
+                model.check_logits(output, labels[0] if isinstance(labels, tuple) else labels)
             tally.add(model.family, model.groups, output, _to_device(labels, model.device))
         bar.update()
     bar.close()

@@ -53,6 +53,8 @@ class Options(NamedTuple):
 def check_generates(job: Job) -> None:
     """Refuse a model that does not predict next tokens. Raises: DslparError."""
     model = job.spec.model
+    if job.has_program_model:
+        return  # known once it is built
     if isinstance(model, Model):
         generates, name = isinstance(model, TokenModel), type(model).__name__
     else:
@@ -70,6 +72,8 @@ def check_generates(job: Job) -> None:
 def max_length(job: Job) -> int | None:
     """Return the number of positions that the model has for a prompt and its new tokens; None: unlimited."""
     model = job.spec.model
+    if job.has_program_model:
+        return job.seq_len or None  # it has not learned from longer sequences
     if isinstance(model, TokenModel):
         return model.max_seq_len
     if not isinstance(model, OtherModel) or model.transformers is None or DECODER_IDS in inputs_of(job):
@@ -102,7 +106,7 @@ def generate(model: InferenceModel, prompts: Sequence[Sequence[int]], options: O
 
 def _check_prompts(model: InferenceModel, prompts: Sequence[Sequence[int]], options: Options) -> list[int]:
     """Return the maximum number of new tokens of each prompt. Raises: DslparError: lists the invalid prompts."""
-    job, multiple, vocab_size = model.job, model.length_multiple, vocab_size_of(model)
+    job, multiple, vocab_size = model.job, model.length_multiple, model.vocab_size
     limit = max_length(job)
     room = None if limit is None else limit // multiple * multiple
     findings = []
@@ -128,12 +132,6 @@ def _check_prompts(model: InferenceModel, prompts: Sequence[Sequence[int]], opti
     if options.max_tokens is not None:
         return [options.max_tokens] * len(prompts)
     return [DEFAULT_TOKENS if room is None else min(DEFAULT_TOKENS, room - len(prompt)) for prompt in prompts]
-
-
-def vocab_size_of(model: InferenceModel) -> int:
-    """Return the number of ids in the model's vocabulary."""
-    size: int = model.family.vocab_size  # type: ignore[attr-defined]  # of GPT and of transformers' models
-    return size
 
 
 class _Batch:
@@ -188,7 +186,7 @@ class _Batch:
         chosen = torch.zeros(len(self.ids), dtype=torch.int64, device=model.device)
         if model.is_last_stage:
             stored = stored[0] if isinstance(stored, tuple) else stored
-            logits = model.logits_at(stored, position - begin, vocab_size_of(model))
+            logits = model.logits_at(stored, position - begin, model.vocab_size)
             drawn = (position + 1 - torch.tensor(self.starts)).clamp(min=0)
             chosen = self.options.sampling.choose(logits, drawn, self.streams).to(model.device)
         return model.from_last_stage(chosen).tolist()

@@ -12,14 +12,16 @@ training. vLLM has its own layers.)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives, point_to_point
 from dslpar.distributed.groups import Groups
 from dslpar.engine import partition
@@ -34,7 +36,7 @@ from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.resolve import Job
 from dslpar.layout.sharding import stored_runs
 from dslpar.layout.token_order import place_of
-from dslpar.models.layered import LayeredModule, LayerSpec
+from dslpar.models.layered import LayeredModel, LayeredModule, LayerSpec
 from dslpar.schema.policy import DECODER_INPUTS
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,18 +45,23 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class InferenceModel:
     """This rank's pipeline stage of a trained model. All ranks of a data-parallel replica must call it together."""
 
-    def __init__(self, trained: Trained, groups: Groups, device: torch.device) -> None:
+    def __init__(
+        self, trained: Trained, groups: Groups, device: torch.device, build: Callable[..., LayeredModel] | None = None
+    ) -> None:
         """Build the stage and load its weights. All ranks must call it together.
+
+        `build`: builds a program's model from the config, the job and the groups; None: the job's config has the model.
 
         Raises:
             DslparError: the model cannot be built on this layout, or the checkpoint does not hold it.
         """
         self.job, self.groups, self.device = trained.job, groups, device
         self.dtype = _DTYPES[trained.job.spec.precision.dtype]
-        self.family = model_from_job(trained.job).for_inference()
+        made = model_from_job(trained.job) if build is None else build(trained.config, trained.job, groups)
+        self.family = made.for_inference()
         job, layers = partition.partition_layers(trained.job, self.family, groups)
         self.module = LayeredModule(_stage_layers(job, layers, groups))
-        load_weights(self.module, groups, trained.checkpoint)
+        load_weights(self.module, groups, trained.checkpoint, trained.job.has_program_model)
         if self.dtype != torch.float32:
             self.module.to(self.dtype)
         self.module.to(device).eval()
@@ -83,9 +90,41 @@ class InferenceModel:
     @property
     def can_cache(self) -> bool:
         """Return whether the model's attention can read keys and values of earlier tokens from a cache."""
+        if self.job.has_program_model:  # its attention need not be that of dslpar.layers
+            return False
         is_whole = piece(self.groups.tensor, self.groups.coord, inner_cuts(self.groups.tensor).sequence)[1] == 1
         policy = getattr(self.family, "policy", None)
         return is_whole and (policy is None or (policy.inputs == DECODER_INPUTS and not policy.own_attention))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of ids in the vocabulary of a model that predicts tokens. All ranks must first read it together.
+
+        Raises:
+            DslparError: a program's model does not return logits of next tokens.
+        """
+        if self.job.has_program_model:
+            return self._num_logits()
+        size: int = self.family.vocab_size  # type: ignore[attr-defined]  # of GPT and of transformers' models
+        return size
+
+    def _num_logits(self) -> int:
+        """Return the number of logits per token of a program's model, which only its output shows."""
+        ids = torch.zeros(self.batch_multiple, self.job.seq_len or 1, dtype=torch.int64)
+        output = self(ids)
+        if self.is_last_stage:
+            self.check_logits(output, ids)
+        count = torch.tensor(output.shape[-1] if self.is_last_stage else 0, device=self.device)
+        return int(self.from_last_stage(count))
+
+    def check_logits(self, output: Any, labels: Any) -> None:
+        """Refuse a program's model whose output has no logits for each label. Raises: DslparError."""
+        if isinstance(output, Tensor) and output.is_floating_point() and output.shape[:-1] == labels.shape:
+            return
+        what = f"a tensor {[*output.shape]}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        message = f"the program's model returns {what}, but labels {[*labels.shape]} need logits [..., classes]"
+        hint = "let --model name a function that returns a model of logits"
+        raise_finding("CFG233", message, hint, self.job.path, "model")
 
     @torch.no_grad()
     def __call__(self, inputs: Any, cache: KeyValueCache | None = None, begin: int = 0) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from dslpar.schema.token_folders import TOKENIZER, read_token_folder
 from dslpar.schema.tokenizer_file import read_tokenizer
 from dslpar.schema.vocabularies import BYTES
 
+STDIN = "-"
+"""Name of a file that means standard input."""
 _CONTEXT = 8
 """Number of last prompt tokens to decode together with new tokens, since they can affect the new tokens' text."""
 
@@ -123,15 +126,16 @@ def _of_token_files(job: Job, path: str) -> str | None:
 
 
 def read_prompts(path: str) -> list[str]:
-    """Read prompts from a file: one per line, or the "prompt" of each line of a .jsonl file.
+    """Read prompts from a file: one per line, or the "prompt" of each line of a .jsonl file. "-" is stdin.
 
     Raises:
         DslparError: the file cannot be read or has no prompts, or a JSON line has no "prompt"; with the line number.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # not `splitlines`: other breaks may be text
+        text = sys.stdin.read() if path == STDIN else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise_finding("BAT217", f"cannot read {path!r}: {error}", "a text file with one prompt per line", path)
+    lines = text.split("\n")  # not `splitlines`: other breaks may be text
     if not path.endswith(".jsonl"):
         found = [line for line in lines if line.strip()]
     else:

@@ -15,19 +15,20 @@ pipeline rank gets one stage, and the layers are partitioned anew.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from dslpar.checkpoint import folder, resume_changes
+from dslpar.checkpoint import folder, manifest, resume_changes
 from dslpar.checkpoint.folder import FORMAT, Checkpoint
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.core.visible import visible
 from dslpar.language import yaml_io
 from dslpar.language.load import Config
-from dslpar.layout.resolve import Job, chunks_of
+from dslpar.layout.resolve import Job, Stages, chunks_of
 from dslpar.linter import check
 from dslpar.reporting.run_dir import CHECKPOINTS
 from dslpar.schema import sections, sections_reader
@@ -59,6 +60,7 @@ def open_run(
     name: str | None = None,
     config: str | None = None,
     trusted: Sequence[str] = (),
+    program_model: bool = False,
 ) -> Trained:
     """Open a checkpoint, and lint its config for these ranks.
 
@@ -66,13 +68,17 @@ def open_run(
 
     `config`: a config file of the same model, whose layout is used; None: the run's own config.
 
+    `program_model`: the caller builds the model, because the run's program passed it. The config then has none.
+
     Raises:
-        DslparError: there is no such checkpoint, its manifest cannot be read, lint finds errors, or the model of
-            `config` is not the one that was trained.
+        DslparError: there is no such checkpoint, its manifest cannot be read, lint finds errors, the model of `config`
+            is not the one that was trained, or `program_model` is not true of the run.
     """
     stored = find_checkpoint(Path(path), name)
+    _check_builder(stored, program_model)
     if config is None:
-        text = yaml_io.dump_plain(_without_training(stored.manifest["config"], alone=world_size == 1))
+        kept = _without_training(stored.manifest["config"], world_size == 1, program_model)
+        text = yaml_io.dump_plain(kept)
         left_out = [] if world_size == 1 else _cut_into_chunks(resume_changes.spec_of(stored))
         loaded = check.load_text(text, str(Path(stored.path, folder.MANIFEST)), [*left_out, *overrides])
         loaded = loaded._replace(trusted=tuple(trusted))
@@ -80,16 +86,45 @@ def open_run(
         left_out = [f"{section}=None" for section in _OF_TRAINING]
         left_out += _cut_into_chunks(sections_reader.read(check.load(config, trusted=trusted)).spec)
         loaded = check.load(config, [*left_out, f"zero={_ZERO}", *overrides], trusted=trusted)
-    checked = check.check(loaded, world_size)
+    checked = check.check(loaded, world_size, by_program=program_model)
     if checked.has_errors:  # warnings are about training
         raise DslparError([found for found in checked.findings if found.severity == "error"])
+    if program_model:
+        return Trained(stored, loaded, _with_program_model(checked.job, stored))
     resume_changes.check_model(stored, checked.job)
     return Trained(stored, loaded, checked.job)
 
 
-def _without_training(config: Mapping[str, Any], alone: bool) -> dict[str, Any]:
-    """Return a checkpoint's config without sections about training; `alone`: also without the layout."""
-    left_out = {*_OF_TRAINING, *(["parallel"] if alone else [])}
+def _check_builder(stored: Checkpoint, program_model: bool) -> None:
+    """Refuse a run whose model only its program can build, unless the caller builds it; and a needless builder."""
+    if manifest.has_program_model(stored) == program_model:
+        return
+    cls = stored.manifest["config"]["model"]["type"]
+    if program_model:
+        message = f"{stored.path} has the model {cls} in its config, so --model has no effect"
+        raise_finding("CFG233", message, "leave --model out", stored.path, "model")
+    message = f"{stored.path} was saved by a program that passed the model, a {cls}; its config cannot build it"
+    hint = "name the program's function or class that builds it: --model MODULE.NAME, such as own_model.build"
+    raise_finding("CFG233", message, hint, stored.path, "model")
+
+
+def _with_program_model(job: Job, stored: Checkpoint) -> Job:
+    """Return the job as in training: with the class of the program's model, and a partition that is not known yet."""
+    if job.mesh.tensor.size > 1:
+        message = "a program's model cannot be measured on tensor ranks: its logits would be in parts"
+        hint = "parallel.tensor=None: on its ranks, run replicas or pipeline stages"
+        raise_finding("CFG233", message, hint, stored.path, "parallel.tensor")
+    section = sections.OtherModel(target=stored.manifest["config"]["model"]["type"])
+    spec = dataclasses.replace(job.spec, model=section)
+    return dataclasses.replace(job, spec=spec, stages=Stages(None, None, None), has_program_model=True)
+
+
+def _without_training(config: Mapping[str, Any], alone: bool, program_model: bool) -> dict[str, Any]:
+    """Return a checkpoint's config without sections about training; `alone`: also without the layout.
+
+    `program_model`: also without the class of the program's model.
+    """
+    left_out = {*_OF_TRAINING, *(["parallel"] if alone else []), *(["model"] if program_model else [])}
     found: dict[str, Any] = {name: value for name, value in config.items() if name not in left_out}
     train = {name: value for name, value in found.get("train", {}).items() if not (alone and name == "dist")}
     return found | {"zero": _ZERO, "train": train | {"eval_interval": 1}}
@@ -108,6 +143,8 @@ def _cut_into_chunks(spec: sections.Spec) -> list[str]:
 def find_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
     """Return the checkpoint at `path`; if `path` is a run, its checkpoint called `name`, or its newest if it is None.
 
+    "best" is the name of the checkpoint with the lowest held-out loss.
+
     Raises:
         DslparError: there is no such checkpoint, its manifest is corrupted, it has another format, or the newest
             checkpoint is suspect. (If the user names a suspect checkpoint, it is opened, and a note is printed.)
@@ -122,6 +159,8 @@ def find_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
         return _noted(_opened(path))
     there = folder.list_folders(path / CHECKPOINTS) or folder.list_folders(path)
     found = there[-1:] if name is None else [each for each in there if each.name == name]
+    if name == folder.BEST and (best := folder.best_of(folder.scan(there[0].parent).checkpoints if there else ())):
+        found = [Path(best.path)]
     if not found:
         _refuse_name(path, name, there)
     stored = _opened(found[0])

@@ -39,10 +39,11 @@ def verify(checkpoint: Checkpoint, world: Axis) -> None:
 
 
 @torch.no_grad()
-def load_weights(module: nn.Module, groups: Groups, checkpoint: Checkpoint) -> None:
+def load_weights(module: nn.Module, groups: Groups, checkpoint: Checkpoint, has_program_model: bool = False) -> None:
     """Fill the module's parameters and buffers by name. All ranks must call it together.
 
-    The names must be global: those of the model without a pipeline.
+    The names must be global: those of the model without a pipeline. `has_program_model`: a program's function has built
+    the module, so an error is about that function.
 
     Raises:
         DslparError: on every rank, if the checkpoint does not hold this model.
@@ -64,8 +65,15 @@ def load_weights(module: nn.Module, groups: Groups, checkpoint: Checkpoint) -> N
         p.copy_(reader.local(name, "", box))
     missing = rank_state.restore_buffers(module, groups.coord, checkpoint)
     problems += [f"the checkpoint has no buffer {name!r} of this shape" for name in missing]
-    reports = collectives.gather_objects(problems, groups.axis("pipe", "data", "tensor"))
+    world = groups.axis("pipe", "data", "tensor")
+    if has_program_model:  # of a config's model, the sizes were compared before it was built
+        names = [name for name, _ in module.named_parameters()]
+        known = {name for found in collectives.gather_objects(names, world) for name in found}
+        problems += [f"the model has no {name!r}" for name in sorted(index.parameters.keys() - known)]
+    reports = collectives.gather_objects(problems, world)
     if found := list(dict.fromkeys(each for report in reports for each in report)):
         message = f"{checkpoint.path} does not hold this model:"
         hint = "name the config of the run that saved it, or leave --config out"
+        if has_program_model:
+            hint = "name with --model what builds the model that the program passed to dslpar.initialize"
         raise DslparError([finding("CKP208", message, hint, checkpoint.path, "model", found[:_MAX_LISTED])])

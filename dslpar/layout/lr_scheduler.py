@@ -1,7 +1,8 @@
-"""Learning rates as a function of the step, counted from 0: a warm-up, then one curve down to the last step.
+"""Learning rates as a function of the step, counted from 0: a warm-up, then one curve down.
 
 With W warm-up steps, step t uses lr * (t + 1) / W, so step W - 1 uses lr. From there, 'linear' and 'cosine' fall to
-min_lr, which the last step uses, and 'constant' stays at lr. 'cosine' is SGDR's without restarts (arXiv 1608.03983).
+min_lr, and 'constant' stays at lr. The last step uses min_lr, or with D decay steps, step D - 1 and all later ones do
+(nanoGPT's and Megatron-LM's lr_decay_iters). 'cosine' is SGDR's without restarts (arXiv 1608.03983).
 
     >>> rates = [learning_rate(LRScheduler(type="linear", warmup_steps=2), 1.0, 6, t) for t in range(6)]
     >>> rates
@@ -30,6 +31,6 @@ def learning_rate(scheduler: LRScheduler, lr: float, num_steps: int, step: int) 
         return lr * (step + 1) / warmup
     if scheduler.type == "constant":
         return lr  # not min_lr + (lr - min_lr), which rounds
-    peak, last = max(warmup - 1, 0), num_steps - 1
+    peak, last = max(warmup - 1, 0), (scheduler.decay_steps or num_steps) - 1
     progress = min((step - peak) / (last - peak), 1.0) if last > peak else 0.0
     return scheduler.min_lr + (lr - scheduler.min_lr) * CURVES[scheduler.type](progress)

@@ -58,6 +58,8 @@ class Job:
     """Folder that the run writes to."""
     trusted: tuple[str, ...] = ()
     """Packages that the config may call (`dslpar.core.trust`)."""
+    has_program_model: bool = False
+    """Whether a program passes the model. The spec then names its class, from which alone it cannot be built."""
 
     @property
     def chunks(self) -> Chunks:

@@ -161,10 +161,8 @@ def warmup(value: float, view: View, row: Row) -> Outcome:
 
 
 def decay_iters(value: object, view: View, row: Row) -> Outcome:
-    """Drop the length of the schedule if it equals the run's; any other length needs the author."""
-    steps = view.get("train_iters")
-    otherwise = "dslpar's schedules end at train.steps: leave it out"
-    return only(value, view, row._replace(argument=f"{steps!r} else {otherwise}"))
+    """Drop the length of the decay if it equals the run's."""
+    return dropped(row.argument) if value == view.get("train_iters") else changed(row.to, value, row.why)
 
 
 def precision(value: object, view: View, row: Row) -> Outcome:

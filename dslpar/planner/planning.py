@@ -86,6 +86,14 @@ def job_of(checked: Checked) -> Job | None:
     return None if checked.has_errors else checked.job
 
 
+NO_MODEL = (
+    "the config does not say how to build the program's model, so its costs are unknown: without --program, give"
+    " --trace and model.type=MODULE.CLASS, a class of the program that is an nn.Module or a LayeredModel, with its"
+    " arguments as model.NAME=VALUE"
+)
+"""Why a config without a model has no forecast, and what to write."""
+
+
 class NoForecastError(ValueError):
     """No forecast is possible, because the model's costs are unknown; the message says what to do."""
 
@@ -96,12 +104,14 @@ def plan_of(question: Question, checked: Checked, job: Job, machine: Machine, co
     `costs_of` returns the model's costs if it was traced (`dslpar.dry_run.trace`), and is None otherwise.
 
     Raises:
-        NoForecastError: the model's costs are unknown.
+        NoForecastError: the model's costs are unknown, and the config may not even have a model.
     """
     if costs_of is None and not job.seq_len and getattr(job.spec.model, "transformers", None) is not None:
         raise NoForecastError("the length of a sample is unknown: set data.seq_len")
     if workload_of(job, costs_of) is None:
         name = getattr(job.spec.model, "target", type(job.spec.model).__name__)
+        if not name:
+            raise NoForecastError(NO_MODEL)
         raise NoForecastError(f"the costs of {name} are unknown before it is built; --trace builds it")
     own_search = _search_of(question, checked, job, machine, costs_of)
     found, linted = own_search

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SECTIONS = ("csv_monitor", "tensorboard", "wandb", "comet")
 """Sections of DeepSpeed's config, one per monitor."""
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
-_NAMES = {"eval_loss": "Eval/loss"}
+_NAMES = {"eval_loss": "Eval/loss", "train_eval_loss": "Eval/train_loss"}
 
 
 def enabled(job: Job) -> list[str]:

@@ -41,6 +41,8 @@ class TextData:
     """
     eval_fraction: Fraction = key(default=0.05, resume="free")
     """Share of the files that is held out for evaluation."""
+    replacement: bool = key(default=False, resume="refused", synonyms="sample_with_replacement")
+    """Draw each sample to train on from all, whatever was drawn before. False: each once an epoch, in a drawn order."""
 
 
 @section
@@ -95,6 +97,8 @@ class ImageData:
     """Mirror half of the training images, drawn anew each epoch."""
     eval_fraction: Fraction = key(default=0.05, resume="free")
     """Share of the images that is held out for evaluation."""
+    replacement: bool = key(default=False, resume="refused", synonyms="sample_with_replacement")
+    """Draw each image to train on from all, whatever was drawn before. False: each once an epoch, in a drawn order."""
 
 
 @section
@@ -114,6 +118,8 @@ class TokensData:
     """Share of the documents, from the end, that is held out for evaluation. Not used with eval_path."""
     eval_path: Path | None = key(default=None, resume="free")
     """Held-out token files; left out: the last documents of `path`."""
+    replacement: bool = key(default=False, resume="refused", synonyms="sample_with_replacement")
+    """Draw each sample to train on from all, whatever was drawn before. False: each once an epoch, in a drawn order."""
 
 
 @section
@@ -146,6 +152,8 @@ class ChatData:
     """Share of the conversations, from the end, that is held out for evaluation. Not used with eval_path."""
     eval_path: Path | None = key(default=None, resume="free")
     """A held-out .jsonl file or folder of them; left out: the last conversations of `files`."""
+    replacement: bool = key(default=False, resume="refused", synonyms="sample_with_replacement")
+    """Draw each sample to train on from all, whatever was drawn before. False: each once an epoch, in a drawn order."""
 
 
 @section
@@ -170,6 +178,8 @@ class HuggingFaceData:
     """Tokens per sample; left out: the model's max_seq_len."""
     eval_fraction: Fraction = key(default=0.05, resume="free")
     """Share of the rows, evenly spread, that is held out for evaluation. Not used with eval_split."""
+    replacement: bool = key(default=False, resume="refused", synonyms="sample_with_replacement")
+    """Draw each sample to train on from all, whatever was drawn before. False: each once an epoch, in a drawn order."""
 
 
 @section
@@ -179,6 +189,7 @@ class OtherData:
     files: ClassVar[None] = None
     tokenizer: ClassVar[None] = None
     eval_fraction: ClassVar[float] = 0.0
+    replacement: ClassVar[bool] = False
 
     target: str = key(resume="free")
     """The class by its full name."""
@@ -211,6 +222,7 @@ class BlendData:
     files: ClassVar[None] = None
     tokenizer: ClassVar[None] = None
     eval_fraction: ClassVar[float] = 0.0
+    replacement: ClassVar[bool] = False
 
     parts: tuple[BlendPart, ...] = key(resume="free")
     """The parts of the mix: a list of data, each with a type, its keys and a weight."""

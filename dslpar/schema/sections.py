@@ -430,7 +430,7 @@ class LRScheduler:
     type: Choice = key(
         default="constant", resume="reported", choices=LR_SCHEDULERS, synonyms="lr_decay_style lr_schedule"
     )
-    """After the warm-up: 'constant', or decay to min_lr at the last step ('linear' or 'cosine')."""
+    """After the warm-up: 'constant', or decay to min_lr ('linear' or 'cosine')."""
     warmup_steps: NonNegativeInt = key(
         default=0,
         resume="reported",
@@ -441,7 +441,13 @@ class LRScheduler:
     min_lr: NonNegativeFloat = key(
         default=0.0, resume="reported", synonyms="min_learning_rate lr_min eta_min", capitals="MIN_LR"
     )
-    """The learning rate at the last step."""
+    """The learning rate at the end of the decay, and in all later steps."""
+    decay_steps: PositiveInt | None = key(
+        default=None,
+        resume="reported",
+        synonyms="lr_decay_iters lr_decay_steps lr_max_steps num_training_steps",
+    )
+    """Step that reaches min_lr, counted from the run's first step, with the warm-up. Left out: the run's last step."""
 
 
 @section
@@ -575,6 +581,9 @@ class Train:
     """Steps between evaluations, which also run before the first step and after the last. None: no evaluation."""
     eval_steps: PositiveInt = key(default=8, resume="free", synonyms="eval_iters eval_iter", capitals="EVAL_ITERS")
     """Global batches of held-out data per evaluation."""
+    eval_train: bool = key(default=False, resume="free")
+    """At each evaluation, also measure the loss of training data, without dropout: of the run's first eval_steps global
+    batches."""
     output_dir: str | None = key(
         default=None, resume="free", synonyms="save_dir work_dir output_path", capitals="LOG_PATH"
     )
@@ -641,8 +650,12 @@ class Checkpoint:
 
     keep: PositiveInt | None = key(default=None, resume="free")
     """Number of newest checkpoints to keep. Left out: all."""
+    keep_best: bool = key(default=False, resume="free", synonyms="save_top_k load_best_model_at_end")
+    """Save a checkpoint at each evaluation with the lowest held-out loss so far, and keep the best one besides the
+    newest."""
     resume_from: ResumeFrom = key(default="newest", resume="free")
-    """'newest' (an error if corrupted), 'newest_whole' (skips corrupted ones), a name ('step_000005') or a path."""
+    """'newest' (an error if corrupted), 'newest_whole' (skips corrupted ones), 'best' (lowest held-out loss), a name
+    ('step_000005') or a path."""
 
 
 @section

@@ -51,8 +51,8 @@ class TokenizerFile(NamedTuple):
         return max(self.ids.values(), default=-1) + 1
 
     def special(self, name: str) -> int | None:
-        """Return the id of a special token, by its purpose in SPELLINGS; None if there is none."""
-        given = (self.names[name],) if name in self.names else SPELLINGS[name]
+        """Return the id of a special token, by its purpose in SPELLINGS, or "bos"; None if there is none."""
+        given = (self.names[name],) if name in self.names else SPELLINGS.get(name, ())
         return next((self.ids[text] for text in given if text in self.ids), None)
 
     @property
@@ -108,7 +108,7 @@ def _names_in(folder: str) -> dict[str, str]:
     except (OSError, ValueError, RecursionError):
         return {}
     found = {}
-    for name in SPELLINGS if isinstance(values, dict) else ():
+    for name in (*SPELLINGS, "bos") if isinstance(values, dict) else ():
         token = values.get(f"{name}_token")
         text = token.get("content") if isinstance(token, dict) else token
         if isinstance(text, str):

@@ -100,7 +100,7 @@ def _two_positive(items: Any) -> bool:
 
 def _is_resume_from(value: str) -> bool:
     step = value.startswith("step_") and value.removeprefix("step_").isdecimal()
-    return step or value in ("newest", "newest_whole") or "/" in value
+    return step or value in ("newest", "newest_whole", "best") or "/" in value
 
 
 SEQUENCE = (list, tuple)
@@ -185,6 +185,6 @@ TYPES: Mapping[str, ValueType] = {
     "ResumeFrom": ValueType(
         (str,),
         _is_resume_from,
-        "'newest', 'newest_whole', the name of a checkpoint, such as 'step_000005', or a path with a '/' in it",
+        "'newest', 'newest_whole', 'best', the name of a checkpoint, such as 'step_000005', or a path with a '/' in it",
     ),
 }

@@ -17,14 +17,17 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TextIO
 
 from dslpar.checkpoint import PendingSave
+from dslpar.checkpoint import folder as checkpoints
 from dslpar.core.errors import DslparError
 from dslpar.data.loader import StepData
 from dslpar.data.prefetch import Prefetcher
+from dslpar.distributed import collectives
 from dslpar.engine.engine import Engine
 from dslpar.engine.micro_batches import pin
 from dslpar.reporting import expert_loads, logging, monitors, run_dir
@@ -46,7 +49,7 @@ from dslpar.training.metrics import (
 )
 from dslpar.training.replica_check import Difference
 from dslpar.training.session import NO_LIMIT, SLOW_FACTOR, Session, any_rank
-from dslpar.training.step_data import PartData
+from dslpar.training.step_data import IterableData, PartData
 
 _SCALE_EXHAUSTED = "loss scale already at minimum"
 """Text of DeepSpeed's error when a gradient overflows at the minimum loss scale."""
@@ -87,6 +90,8 @@ class Trainer:
         """Difference between replicas found since the previous step; None: no comparison has found one."""
         self._noted_step: int | None = None
         """The step after which replicas differed, until a line of metrics.jsonl reports it."""
+        self._best_loss: float | None = None
+        """Lowest held-out loss among this run's checkpoints; None: not looked up yet."""
         self._num_skipped = 0
         """Number of consecutive steps, up to the last, without a finite loss and gradient."""
         self._first_step = engine.steps_done + 1
@@ -139,8 +144,10 @@ class Trainer:
                 self._after_step(record)
                 self.stopped = self._heed(engine.host_reads.any_rank)
                 self._publish_if_written(engine.host_reads.any_rank)
-                # Save after the last step, every save_interval steps and on a stop; never if save_interval is 0.
-                if train.save_interval != 0 and (self.stopped or self._is_due(train.save_interval)):
+                # Save after the last step, every save_interval steps, on a stop, and after the best evaluation so far;
+                # never if save_interval is 0.
+                is_best = self._is_best(record)
+                if train.save_interval != 0 and (self.stopped or is_best or self._is_due(train.save_interval)):
                     self.save_checkpoint(metrics, record)
                 self._check_finite(record)
                 bar.update()
@@ -188,6 +195,10 @@ class Trainer:
             record["replicas_differ"], self._noted_step = self._noted_step, None
         if self._eval_interval is not None and self._is_due(self._eval_interval):
             record["eval_loss"] = self.evaluate()
+            self.session.note_eval_loss(engine.steps_done, record["eval_loss"])
+            if job.spec.train.eval_train and self._can_read_again:
+                self._prefetcher.wait()  # its thread reads the same data
+                record["train_eval_loss"] = self._evaluate_on(self.train_data)
         return record
 
     def _measure_expert_loads(self) -> Record:
@@ -204,11 +215,47 @@ class Trainer:
     def evaluate(self) -> float:
         """Return the mean loss over `eval_steps` global batches of held-out data, the same batches each time."""
         assert self.eval_data is not None
+        return self._evaluate_on(self.eval_data)
+
+    def _evaluate_on(self, data: StepData) -> float:
+        """Return the mean loss over the first `eval_steps` global batches of `data`."""
         steps, losses = self.job.spec.train.eval_steps, []
         for step in range(steps):
             self.session.enter("evaluating", self.engine.steps_done, SLOW_FACTOR)
-            losses.append(self.engine.eval_batch(self.eval_data.step(step * self.job.batch.global_size)))
+            losses.append(self.engine.eval_batch(data.step(step * self.job.batch.global_size)))
         return sum(losses) / steps
+
+    @cached_property
+    def _can_read_again(self) -> bool:
+        """Return whether the run's first samples can be read again; a program's iterable only goes forward."""
+        (is_stream,) = any_rank(self.engine, isinstance(self.train_data, IterableData))
+        if is_stream:
+            log.warning("train.eval_train has no effect: the program's training data can be read only once")
+        return not is_stream
+
+    def _is_best(self, record: Record) -> bool:
+        """Return whether the step's held-out loss is the lowest of the run, if checkpoint.keep_best asks for it.
+
+        All ranks must call it together. Rank 0 knows the losses of the checkpoints up to the step from which the run
+        was resumed: the best is among them, since each best one was saved.
+        """
+        if not self.job.spec.checkpoint.keep_best or "eval_loss" not in record:
+            return False
+        world, loss = self.engine.groups.axis("pipe", "data", "tensor"), float(record["eval_loss"])
+        if self._best_loss is None:
+            self._best_loss = collectives.broadcast_object(
+                self._lowest_saved() if world.index == 0 else math.inf, world
+            )
+        if not loss < self._best_loss:
+            return False
+        self._best_loss = loss
+        return True
+
+    def _lowest_saved(self) -> float:
+        root, first = Path(self.job.output_dir, run_dir.CHECKPOINTS), self._first_step
+        there = (each for each in checkpoints.scan(root).checkpoints if each.step < first)
+        best = checkpoints.best_of(each for each in there if checkpoints.is_complete(each))
+        return math.inf if best is None or best.eval_loss is None else best.eval_loss
 
     def evaluate_alone(self) -> Record:
         """Only evaluate: write the held-out loss to the log and to eval.jsonl; return its line of eval.jsonl."""

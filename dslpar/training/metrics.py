@@ -139,6 +139,7 @@ def log_step(job: Job, record: Mapping[str, float], left_s: float) -> None:
     """Log a step's line of metrics.jsonl and the remaining time."""
     train, unit = job.spec.train, unit_of(job)
     held_out = f"  held-out {record['eval_loss']:.4f}" if "eval_loss" in record else ""
+    held_out += f"  training {record['train_eval_loss']:.4f}" if "train_eval_loss" in record else ""
     log.info(
         "step %d/%d  loss %.4f  norm %.3f  lr %.3g  %.0f %s/s%s%s",
         *(record["step"], train.steps, record["loss"], record["grad_norm"], record["lr"]),

@@ -16,6 +16,7 @@ that `enter` sets.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -63,6 +64,8 @@ class Session:
         """The checkpoint from which the run continues; None: it started at step 0."""
         self._locked = False
         self._saved_step, self._saved = -1, Path()
+        self._evaluated = -1, math.nan
+        """Step of the last evaluation, and its held-out loss."""
         self._check: ReplicaCheck | None = None
         """Created at an engine's first step or save."""
         self._confirmed_step: int | None = None
@@ -168,7 +171,8 @@ class Session:
     def prune(self, job: Job, stored: Checkpoint) -> None:
         """Remove old checkpoints that are left if a run was killed after it published one and before it removed one."""
         if self.world.index == 0 and _is_in_its_folder(job, stored):
-            writer.prune(Path(stored.path).parent, job.spec.checkpoint.keep, stored.step)
+            kept = job.spec.checkpoint
+            writer.prune(Path(stored.path).parent, kept.keep, stored.step, keep_best=kept.keep_best)
 
     def _on_rank_0(self, action: Callable[[], Value]) -> None:
         """Run `action` on rank 0; its findings are raised on every rank."""
@@ -204,8 +208,18 @@ class Session:
         self.finish_save(engine)
         if self._saved_step != engine.steps_done:
             self.enter("saving", engine.steps_done, SLOW_FACTOR)
-            self._note_saved(engine.steps_done, checkpoint.save(engine, self.text, self._confirmed_step))
+            self._note_saved(engine.steps_done, self._save(engine))
         return self._saved
+
+    def _save(self, engine: Engine) -> Path:
+        return checkpoint.save(engine, self.text, self._confirmed_step, self._eval_loss_of(engine.steps_done))
+
+    def note_eval_loss(self, step: int, loss: float) -> None:
+        """Remember the held-out loss after a step, for the checkpoint of that step."""
+        self._evaluated = step, loss
+
+    def _eval_loss_of(self, step: int) -> float | None:
+        return self._evaluated[1] if self._evaluated[0] == step else None
 
     def begin_save(self, engine: Engine) -> PendingSave:
         """Start saving a checkpoint of the last step: a thread writes a copy, until `finish_save`.
@@ -216,7 +230,7 @@ class Session:
         self.enter("saving", engine.steps_done, SLOW_FACTOR)
         if self._buffers is None:
             self._buffers = HostBuffers(pinned=engine.deepspeed.device.type != "cpu")
-        self._pending = checkpoint.begin_save(engine, self._buffers, self.text)
+        self._pending = checkpoint.begin_save(engine, self._buffers, self.text, self._eval_loss_of(engine.steps_done))
         return self._pending
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dslpar.cli.main import main
 from tests.support import warm
 from tests.support.forked_training import start_program
 from tests.support.paths import ROOT
@@ -97,3 +98,48 @@ def test_each_example_says_its_command() -> None:
     programs = {name: text for name, text in programs.items() if "def main" in text}
     assert len(programs) == 5
     assert all(f"examples/{name}.py --config examples/" in text for name, text in programs.items())
+
+
+@pytest.mark.prove
+def test_eval_and_generate_build_the_model_of_a_program(tmp_path: Path) -> None:
+    run(tmp_path, 1, "own_model", "--config", TEXT, "parallel=None", *SHORT)
+    last = json.loads((tmp_path / "out/metrics.jsonl").read_text().splitlines()[-1])
+    alone = ("eval", "out", "--samples", "32")
+    assert dslpar(tmp_path, 1, *alone) == (
+        1,
+        "CFG233 program-model: out/checkpoints/step_000002 was saved by a program that passed the model, a"
+        " torch.nn.modules.container.Sequential; its config cannot build it",
+    )
+    status, said = dslpar(tmp_path, 1, "generate", "out", "--prompt", "def ")
+    assert (status, said.split()[0]) == (1, "CFG233")
+    name = "examples.own_model.language_model"
+    status, said = dslpar(tmp_path, 1, *alone, "--model", name, "--format", "json")
+    assert status == 0, said
+    assert json.loads(said)["loss"] == pytest.approx(last["eval_loss"], rel=1e-6)
+    words = ("generate", "out", "--prompt", "def ", "--max-tokens", "3", "--format", "json", "--model", name)
+    found = [dslpar(tmp_path, 1, *words), dslpar(tmp_path, 2, *words, "parallel.pipeline=2")]
+    assert found[0] == found[1]
+    assert len(json.loads(found[0][1])[0]["tokens"]) == 3
+    status, said = dslpar(tmp_path, 1, *alone, "--model", "torch.nn.Identity")
+    assert (status, said.split()[0]) == (1, "CKP208")
+    assert "the model has no '0.weight'" in said
+
+
+SHORT = ("train.steps=2", "train.eval_interval=2")
+
+
+def dslpar(folder: Path, ranks: int, *words: str) -> tuple[int | None, str]:
+    """Return the status of a command run in `folder`, and its JSON, or its first finding."""
+    output = folder / "said.txt"
+    output.unlink(missing_ok=True)
+
+    def program() -> int:
+        os.chdir(folder)
+        sys.path.insert(0, str(ROOT))
+        return main([*words])
+
+    with start_program(ranks, program, output) as job:
+        statuses = job.wait(120)
+    text = output.read_text(encoding="utf-8")
+    assert "Traceback" not in text
+    return statuses[0], text.split(":1:1: ")[-1].split("\nhelp:")[0].removesuffix("\n1 error\n")

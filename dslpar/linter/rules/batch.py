@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslpar.layout.divisors import least_micro_size
+from dslpar.layout.lr_scheduler import learning_rate
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, require
 from dslpar.linter.rule import rule
@@ -168,6 +169,32 @@ def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
         yield cx.problem("lr_scheduler.min_lr", f"min_lr {low} is above lr {peak}", f"at most {peak}")
 
 
+@rule("BAT126", "decay-and-run-differ", "warning")
+def decay_and_run_differ(cx: Context) -> Iterator[Problem]:
+    """The run ends before the learning rate's decay does, or goes on with a learning rate of 0."""
+    scheduler, steps = require(cx.spec.lr_scheduler, sections.LRScheduler), cx.spec.train.steps
+    decay, key = scheduler.decay_steps, "lr_scheduler.decay_steps"
+    if decay is None or scheduler.type == "constant" or decay <= scheduler.warmup_steps:
+        return
+    if decay > steps:
+        last = learning_rate(scheduler, cx.spec.optimizer.lr, steps, steps - 1)
+        message = f"the decay takes {decay} steps, and the run {steps}: it ends at lr {last:.4g}, and not at min_lr"
+        yield cx.problem(key, message, f"at most {steps}, or train.steps={decay}")
+    elif decay < steps and not scheduler.min_lr:
+        message = f"the decay to 0 takes {decay} steps, so the last {steps - decay} of {steps} steps change nothing"
+        yield cx.problem(key, message, f"decay_steps={steps}, or a lr_scheduler.min_lr above 0")
+
+
+@rule("BAT127", "decay-within-the-warm-up")
+def decay_within_the_warm_up(cx: Context) -> Iterator[Problem]:
+    """The learning rate's decay ends before its warm-up does."""
+    scheduler = require(cx.spec.lr_scheduler, sections.LRScheduler)
+    decay, warmup = scheduler.decay_steps, scheduler.warmup_steps
+    if decay is not None and scheduler.type != "constant" and decay <= warmup:
+        message = f"decay_steps {decay} counts the warm-up, which takes {warmup} steps"
+        yield cx.problem("lr_scheduler.decay_steps", message, f"at least {warmup + 1}, or leave decay_steps out")
+
+
 @rule("BAT110", "nesterov-without-momentum")
 def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
     """SGD has nesterov=True and a momentum of 0."""
@@ -296,6 +323,8 @@ RULES = (
     text_not_found,
     warm_up_longer_than_the_run,
     min_lr_above_lr,
+    decay_and_run_differ,
+    decay_within_the_warm_up,
     nesterov_without_momentum,
     differentiable_step,
     fused_and_foreach,

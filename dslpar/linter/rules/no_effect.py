@@ -76,8 +76,11 @@ def order_of_one_axis(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD112", "evaluation-that-never-runs", "info")
 def evaluation_that_never_runs(cx: Context) -> Iterator[Problem]:
-    """train.eval_steps is set, but the run never evaluates."""
+    """train.eval_steps or eval_train is set, but the run never evaluates."""
     train = cx.spec.train
+    if train.eval_train and train.eval_interval is None:
+        message = "eval_train has no effect: without eval_interval training never evaluates"
+        yield cx.problem("train.eval_train", message, "leave it out; or add eval_interval=... to train")
     if cx.source.given("train.eval_steps") and train.eval_interval is None and train.eval_steps:
         message = "eval_steps has no effect on training, which never evaluates; only --eval-only uses it"
         yield cx.problem("train.eval_steps", message, "leave it out; or add eval_interval=... to train")
@@ -127,9 +130,12 @@ def difference_never_looked_for(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD114", "floor-of-a-constant", "warning")
 def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
-    """min_lr is set, but the learning rate is constant."""
+    """min_lr or decay_steps is set, but the learning rate is constant."""
     scheduler = require(cx.spec.lr_scheduler, LRScheduler)
     low, peak = scheduler.min_lr, cx.spec.optimizer.lr
+    if scheduler.type == "constant" and scheduler.decay_steps is not None:
+        message = f"decay_steps {scheduler.decay_steps} has no effect: the learning rate is constant"
+        yield cx.problem("lr_scheduler.decay_steps", message, "type='cosine'")
     if scheduler.type == "constant" and 0 < low <= peak:  # BAT106 reports a min_lr above the peak
         message = f"min_lr {low} has no effect: the learning rate is constant"
         yield cx.problem("lr_scheduler.min_lr", message, "type='cosine'")
@@ -310,10 +316,15 @@ def handler_with_nothing_to_do(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD105", "nothing-to-keep", "warning")
 def nothing_to_keep(cx: Context) -> Iterator[Problem]:
-    """checkpoint.keep is set, but the run saves no checkpoint."""
-    if cx.spec.train.save_interval == 0 and cx.spec.checkpoint.keep is not None:
-        message = "keep has no effect: save_interval 0 writes no checkpoint"
-        yield cx.problem("checkpoint.keep", message, "leave keep out; or choose a train.save_interval")
+    """checkpoint.keep or keep_best is set, but the run saves no checkpoint, or measures none."""
+    kept, train = cx.spec.checkpoint, cx.spec.train
+    named = {"keep": kept.keep is not None, "keep_best": kept.keep_best}
+    for name in (name for name, is_set in named.items() if is_set and train.save_interval == 0):
+        message = f"{name} has no effect: save_interval 0 writes no checkpoint"
+        yield cx.problem(f"checkpoint.{name}", message, f"leave {name} out; or choose a train.save_interval")
+    if kept.keep_best and train.eval_interval is None and train.save_interval != 0:
+        message = "keep_best has no effect: without eval_interval no checkpoint is measured"
+        yield cx.problem("checkpoint.keep_best", message, "add eval_interval=... to train; or leave keep_best out")
 
 
 @rule("DEAD106", "lr-without-effect", "warning")

@@ -189,6 +189,38 @@ def test_a_gpt_takes_such_weights_and_gives_them_back(family: str, layout: str, 
     assert contents(tmp_path / "after") == contents(before)
 
 
+@pytest.mark.parametrize("is_family", [True, False])
+def test_generation_stops_at_the_end_of_the_text_that_the_run_read(
+    is_family: bool, gpt2: tuple[Path, Checkpoint], tmp_path: Path
+) -> None:
+    """The tokenizer's end of text is the token that the weights find most probable after the prompt."""
+    before, stored = gpt2
+    model: dict[str, Any] = {"type": "transformers.GPT2LMHeadModel", "config": hf.FAMILIES["gpt2"].sizes}
+    if is_family:
+        before, model = written("llama", tmp_path / "before"), {"type": "GPT", **SIZES, **OWN["llama"]}
+        stored = saved(section.GPT(**SIZES, **OWN["llama"], pretrained=str(before)), tmp_path / "run", "2d 4")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(before)
+    prompt = torch.tensor([[3, 9, 4]])
+    end = int(plain(prompt).logits[0, -1].argmax())
+    vocabulary = {f"t{id}": id for id in range(70) if id != end} | {"<|endoftext|>": end}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    (tmp_path / "mine" / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    stored = changed(stored, model)
+    stored.manifest["config"]["data"] = {"type": "text", "tokenizer": str(tmp_path / "mine")}
+    export_transformers(stored, tmp_path / "after")
+    config, generation = (
+        json.loads((tmp_path / "after" / name).read_text()) for name in ("config.json", "generation_config.json")
+    )
+    assert [config[f"{each}_token_id"] for each in ("eos", "bos", "pad")] == [end, end, None]
+    assert [generation[f"{each}_token_id"] for each in ("eos", "bos", "pad")] == [end] * 3
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "after")
+    mask = torch.ones_like(prompt)
+    assert loaded.generate(prompt, attention_mask=mask, max_new_tokens=6, do_sample=False).tolist() == [
+        [*prompt[0].tolist(), end]
+    ]
+
+
 # ---- refused exports ----
 
 

@@ -48,6 +48,13 @@ CASES = {
     "blend_of_chats": (ROTARY, f"dict(type='blend', parts=[{CHAT}, {CHAT}])"),
     "huggingface": (GPT, HUGGING_FACE),
     "huggingface_columns": (GPT, "dict(type='huggingface', path='saved')"),
+    "text, with replacement": (GPT, TEXT.replace(")", ", replacement=True)")),
+    "images, with replacement": (
+        VIT,
+        "dict(type='images', path='images.npy', labels='labels.npy', flip=True, replacement=True)",
+    ),
+    "chats, with replacement": (ROTARY, CHAT.replace(")", ", replacement=True)")),
+    "blend, one part with replacement": (GPT, BLEND.replace("weight=0.3", "weight=0.3, replacement=True")),
     "own": (GPT, OWN),
     "own_mappings": (GPT, "dict(type='tests.unit.data.own_classes.Mappings', count=53)"),
 }

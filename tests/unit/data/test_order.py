@@ -8,7 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslpar.data.order import epoch_permutation, micro_batches, sample_index
+from dslpar.data.order import (
+    SamplesWithReplacement,
+    epoch_permutation,
+    micro_batches,
+    sample_index,
+    sample_indices,
+)
 from dslpar.data.text import TextSamples
 from dslpar.layout.batch import Batch
 
@@ -77,3 +83,13 @@ def test_windows_of_text_overlap_in_one_byte() -> None:
 def test_the_last_window_needs_a_byte_after_it() -> None:
     assert TextSamples(bytearray(b"abcdef"), 3).num_samples == 1
     assert TextSamples(bytearray(b"abcdefg"), 3).num_samples == 2
+
+
+def test_draws_with_replacement_are_uniform_and_depend_on_the_position_alone() -> None:
+    samples = SamplesWithReplacement(Numbered(50), 3)
+    drawn = samples.in_order(range(5000))
+    counts = torch.bincount(torch.tensor(drawn), minlength=50)
+    assert (counts.min() > 60, counts.max() < 150) == (True, True), "100 +- 10 of each"
+    assert len(set(drawn[:50])) < 50, "an epoch of draws repeats some"
+    assert list(sample_indices(samples, range(700, 800), 9)) == list(drawn[700:800]), "in any layout, from any step"
+    assert drawn != SamplesWithReplacement(Numbered(50), 4).in_order(range(5000))

@@ -61,6 +61,15 @@ def test_after_the_last_step_min_lr_stays() -> None:
     assert learning_rate(LRScheduler(type="linear", min_lr=1e-5), LR, 10, 50) == 1e-5
 
 
+@pytest.mark.parametrize("curve", ["linear", "cosine"])
+def test_a_decay_may_be_shorter_or_longer_than_the_run(curve: str) -> None:
+    """nanoGPT's lr_decay_iters: each step's rate depends on it, and no longer on the number of steps."""
+    of_12 = rates(12, type=curve, warmup_steps=3, min_lr=1e-5)
+    shorter = rates(20, type=curve, warmup_steps=3, min_lr=1e-5, decay_steps=12)
+    assert shorter == [*of_12, *[of_12[-1]] * 8]
+    assert rates(7, type=curve, warmup_steps=3, min_lr=1e-5, decay_steps=12) == of_12[:7]
+
+
 @given(st.sampled_from(list(CURVES)), st.integers(0, 30), st.integers(1, 40), st.floats(0, LR))
 def test_rates_rise_then_fall_between_bounds(curve: str, warmup: int, num_steps: int, min_lr: float) -> None:
     used = rates(num_steps, type=curve, warmup_steps=warmup, min_lr=min_lr)

@@ -111,6 +111,7 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "a section replaced by a shorter dict": ("CFG120", ""),
     "warm-up longer than the run": ("BAT105", ""),
     "min lr above lr": ("BAT106", ""),
+    "lr_decay_iters beside the run's steps and the warm-up": ("BAT126 BAT127", ""),
     "evaluation interval above steps": ("DEAD113", ""),
     "metric that the evaluator does not produce": ("CFG101", "no key names a metric"),
     "micro-batches not a multiple of stages, interleaved": ("PIP115", ""),

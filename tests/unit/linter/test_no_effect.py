@@ -34,6 +34,7 @@ TOLD = [
     ("train = dict(steps=10, log_interval=11)", "DEAD113", "11"),
     ("train = dict(steps=10, save_interval=11)", "DEAD113", "11"),
     ("lr_scheduler = dict(min_lr=1e-5)", "DEAD114", "1e-5"),
+    ("lr_scheduler = dict(decay_steps=50)", "DEAD114", "50"),
     ("parallel = dict(pipeline=8)\nzero = 1", "DEAD115", "1"),
     ("parallel = dict(tensor=dict(size=8, mode='1d'))\nzero = 3", "DEAD115", "3"),
     ("zero = dict(stage=0, reduce_bucket_size=5e8)", "DEAD116", "5e8"),

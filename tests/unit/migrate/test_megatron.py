@@ -33,7 +33,9 @@ def test_a_script_of_megatron_lm() -> None:
     assert told["--recompute-granularity"] == ("changed", "activation_checkpoint", 2)
     assert told["--initial-loss-scale"] == ("changed", "precision.initial_scale_power", 16)
     left = {key for key, (fate, *_) in told.items() if fate == "needed"}
-    assert left == {"--lr-decay-iters", "--save", "--data-path"}, "the schedule's end, and what a shell is given"
+    assert left == {"--save", "--data-path"}, "what a shell is given"
+    assert told["--lr-decay-iters"] == ("changed", "lr_scheduler.decay_steps", 430000)
+    assert job.spec.lr_scheduler.decay_steps == 430000  # type: ignore[union-attr]
     assert by_key(made)["--save"].location.line == line_of(SCRIPT.read_text(), "=$1"), (
         "where the value is to be written"
     )
