@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from dslpar.migrate.conversions import chunks, number, on, one_dropout, only
+from dslpar.migrate.conversions import chunks, number, on, one_dropout
 from dslpar.migrate.known_arguments import SWITCH, known_arguments
 from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
 
