@@ -126,8 +126,8 @@ class Script:
         except ShellSyntaxError as error:
             message = f"bash cannot parse this script: {error.message}"
             raise ScriptError(finding("CFG001", self.place(error.index), message, "correct the syntax")) from None
-        except TooLongError:
-            message = "the expanded text of this script is too long"
+        except (TooLongError, RecursionError):
+            message = "the expanded text of this script is too long, or nested too deeply"
             raise ScriptError(finding("CFG005", Location(self.path), message, "write the arguments out")) from None
         return run
 
