@@ -63,7 +63,7 @@ def load_arguments(text: str, path: str) -> tuple[Config, Places]:
     except ScriptError as error:
         return Config(path, Node({}, Location(path)), (error.finding,), {path: script.text}, complete=False), {}
     reader = _Reader(script)
-    if any(letter.unknown and letter.unknown.many for letter in launch.program_word):
+    if all(letter.unknown and letter.unknown.many for letter in launch.program_word):
         reader.without_name(launch.program_word)
     for argument in reader.split(launch):
         reader.read(argument)

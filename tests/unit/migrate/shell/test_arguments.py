@@ -58,6 +58,8 @@ RUN = "python a.py"
         ("A=b\nmegatron sft --load c \\\n --x $A", {"--load": "c", "--x": "b"}, set()),
         ("python -m torch.distributed.launch --nproc_per_node 2 a.py --x 1", {"--x": 1}, set()),
         ("accelerate launch --num_processes 2 -m pkg.train --x 1", {"--x": 1}, set()),
+        ("export L='python -m torch.distributed.run' C=\"`pwd`/a.py --x 1\"\nsrun bash -c '$L --node_rank $ID $C' | tee f",
+         {"--x": 1}, set()),
     ],
 )  # fmt: skip
 def test_what_a_script_hands_over(script: str, values: dict[str, object], unknown: set[str]) -> None:
