@@ -12,6 +12,7 @@ from importlib import import_module, resources
 from importlib.util import find_spec
 
 from dslpar.migrate import conversions
+from dslpar.migrate.defaults import read_defaults
 from dslpar.migrate.table import Row, Table
 from dslpar.schema import deepspeed_policy
 from dslpar.schema.frameworks import framework_of, read_head
@@ -53,9 +54,9 @@ def read_table(name: str, lists: Lists) -> Table:
         facts.get("own_names") == "yes",
         facts.get("ignores") == "yes",
         facts.get("partial") == "yes",
-        dict(_given(facts.get("defaults", ""))),
+        read_defaults(name),
         dict(_given(facts.get("adds", ""))),
-        dict([facts["wants"].split("=", 1)] if "wants" in facts else []),
+        dict(want.split("=", 1) for want in facts["wants"].split(" | ")) if "wants" in facts else {},
         includes,
     )
 

@@ -2,7 +2,6 @@
 
     title: LiBai                                                      # facts about the framework, up to an empty line
     packages: libai oneflow                                           # see `Framework` and `Table`
-    defaults: dropout=0.1                                             # its defaults that differ from dslpar's
 
     renamed train.log_period -> train.log_interval                    # fate, their key -> dslpar's key | reason
     dropped train.dist.{num_nodes num_gpus_per_node} | the hostfile sets it                    # {...}: one row each
@@ -21,9 +20,12 @@ shows all rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dslpar.schema.frameworks import Framework
+
+if TYPE_CHECKING:
+    from dslpar.migrate.defaults import Default
 
 Fate = Literal["kept", "renamed", "changed", "dropped", "dead", "needed", "added"]
 """What becomes of a key.
@@ -77,11 +79,18 @@ class View(NamedTuple):
     """The full class name of the source's model; empty if there is none."""
     epoch: Epoch | None = None
     """Size of an epoch, from --num-samples, since no source contains it; None without that option."""
+    defaults: Mapping[str, Any] = {}
+    """The framework's defaults that apply to this source, by its keys."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key; `default` if it is missing, None or not evaluated."""
         value = self.values.get(key)
         return default if value is None or value is UNREAD else value
+
+    def value(self, key: str) -> Any:
+        """Return what the framework takes for a key: the source's value, else its default; None without both."""
+        value = self.values.get(key)
+        return self.defaults.get(key) if value is None else value
 
     def any_of(self, *keys: str) -> Any:
         """Return the first of these keys' values that `get` finds, or None."""
@@ -171,12 +180,12 @@ class Table(NamedTuple):
     """Whether the framework ignores top-level keys that it does not know."""
     partial: bool = False
     """Whether the framework has keys without a row."""
-    defaults: Mapping[str, object] = {}
-    """The framework's defaults, by its keys, that differ from dslpar's."""
+    defaults: Sequence[Default] = ()
+    """The framework's keys and its defaults."""
     adds: Mapping[str, object] = {}
     """Values, by dslpar's keys, that every source of the framework implies."""
     wants: Mapping[str, str] = {}
-    """Keys of dslpar that the author must write if the source does not set them, and why."""
+    """Keys of dslpar that the author must write if neither the source nor a default sets them, and why."""
     includes: Table | None = None
     """Another table whose rows follow this one's."""
 
