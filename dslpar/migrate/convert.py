@@ -229,11 +229,13 @@ class Converter:
 
     def add_default(self, made: Outcome, why: str, value: object) -> None:
         """Add what a default of the framework becomes; one that dslpar cannot take needs the author."""
-        if not made.to or self.is_settled(made.to) or (self.model and made.to.startswith("model")):
+        if not made.to or made.to.startswith("deepspeed."):  # DeepSpeed's own defaults hold by themselves
+            return
+        if self.is_settled(made.to) or (self.model and made.to.startswith("model")):
             return
         whole = Location(self.source.path)
         if made.fate in ("kept", "renamed", "changed"):
-            self.add(made.to, made.value, f"{why}: {made.why}" if made.fate == "changed" and made.why else why, whole)
+            self.add(made.to, made.value, f"{why}: {made.why}" if made.why else why, whole)
             self.implied += [(key, item, why, whole) for key, item in made.also.items()]
         elif made.fate == "needed":
             self.note("", needed(f"{why} is {value!r}: {made.why}", made.to), whole)

@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 from dslpar.migrate.conversions import chunks, number, on, one_dropout, only
-from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
+from dslpar.migrate.table import UNREAD, Outcome, Row, View, changed, dropped, needed
 
 
 def choice(value: object, view: View, row: Row) -> Outcome:
@@ -45,9 +45,21 @@ def swiglu(value: object, view: View, row: Row) -> Outcome:
     return made
 
 
+def gelu(value: object, view: View, row: Row) -> Outcome:
+    """Convert the switch that turns off the fusion of bias and GELU, which computes the approximate GELU."""
+    other = next((key for key in ("swiglu", "openai_gelu", "squared_relu", "quick_geglu") if view.get(key)), "")
+    if other:
+        return dropped(f"{other} is the activation")
+    if value is True:
+        return changed(row.to, "gelu", "without the fusion, the exact GELU")
+    if view.get("disable_bias_linear") is True:
+        return changed(row.to, "gelu", "the exact GELU: without biases nothing is fused")
+    return changed(row.to, "gelu_tanh", "the fusion of bias and GELU computes GELU's approximation by tanh")
+
+
 def dropout(value: object, view: View, row: Row) -> Outcome:
-    """Merge the dropout probabilities, each 0.1 by default."""
-    return one_dropout(value, [view.get(name, 0.1) for name in row.argument.split()], row)
+    """Merge the dropout probabilities, which the row's argument names."""
+    return one_dropout(value, [view.value(name) for name in row.argument.split()], row)
 
 
 @number
@@ -133,7 +145,10 @@ def _num_stages(view: View) -> Any:
 
 def betas(value: object, view: View, row: Row) -> Outcome:
     """Combine both betas of Adam in one value."""
-    return changed(row.to, (value, view.get("adam_beta2", 0.999)), "adam_beta1 and adam_beta2")
+    second = view.value("adam_beta2")
+    if second is UNREAD:
+        return needed("adam_beta1 and adam_beta2, which could not be evaluated", row.to)
+    return changed(row.to, (value, second), "adam_beta1 and adam_beta2")
 
 
 @number

@@ -43,9 +43,9 @@ def read_table(name: str, lists: Lists) -> Table:
     facts = read_head(text)
     includes = read_table(facts["include"], lists) if "include" in facts else None
     rows = (*_rows(text.partition("\n\n")[2], lists), *(includes.rows if includes else ()))
-    module = f"dslpar.migrate.{facts.get('conversions', name)}"
     functions = {**vars(conversions), **(includes.conversions if includes else {})}
-    functions |= vars(import_module(module)) if find_spec(module) else {}
+    for module in dict.fromkeys((facts.get("conversions", name), name)):
+        functions |= vars(import_module(f"dslpar.migrate.{module}")) if find_spec(f"dslpar.migrate.{module}") else {}
     return Table(
         framework_of(name, facts),
         rows,

@@ -132,7 +132,7 @@ class GPT(section.GPT, LayeredModel):
             dropout=self.dropout,
             eps=self.layernorm_eps,
             init=normal(self.init_std),
-            init_out=normal(self.init_std / math.sqrt(2 * self.num_layers)),
+            init_out=normal(self.out_std),
         )
 
 
