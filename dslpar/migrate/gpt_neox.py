@@ -66,6 +66,12 @@ def epsilon(value: object, view: View, row: Row) -> Outcome:
     return row.as_is(value) if norm == row.argument else dead(f"the norm is {norm!r}, which has an epsilon of its own")
 
 
+def rotary_base(value: object, view: View, row: Row) -> Outcome:
+    """Keep the base of rotary positions, if the model has them."""
+    positions = view.value("pos_emb")
+    return row.as_is(value) if positions == "rotary" else dropped(f"with pos_emb={positions!r} it has no effect")
+
+
 def bias(value: object, view: View, row: Row) -> Outcome:
     """Merge the switches of biases in attention and MLP."""
     both = [view.value(key) for key in ("use_bias_in_attn_linear", "use_bias_in_mlp")]
