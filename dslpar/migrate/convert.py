@@ -226,6 +226,9 @@ class Converter:
         for key, why in self.table.wants.items():
             if not (self.is_settled(key) or (self.model and key.startswith("model"))):
                 self.note("", needed(why, key), whole)
+        for key, value in self.table.unset.items():
+            if not self.is_settled(key):
+                self.add(key, value, f"dslpar's default: the config does not set it, {self.table.title}'s program does", whole)
 
     def add_default(self, made: Outcome, why: str, value: object) -> None:
         """Add what a default of the framework becomes; one that dslpar cannot take needs the author."""
@@ -242,8 +245,8 @@ class Converter:
 
     def is_settled(self, to: str) -> bool:
         """Return whether a key of dslpar has a value, or the report asks the author for it."""
-        asked = any(entry.fate == "needed" and entry.to == to for entry in self.entries)
-        return asked or bool(self.clash(to))
+        asked = (entry.to for entry in self.entries if entry.fate == "needed")
+        return bool(self.clash(to)) or any(f"{key}.".startswith(f"{to}.") for key in asked)
 
     def finish(self) -> None:
         """Add implied values, ZeRO for half precision, and the model."""

@@ -57,6 +57,7 @@ def read_table(name: str, lists: Lists) -> Table:
         read_defaults(name),
         dict(_given(facts.get("adds", ""))),
         dict(want.split("=", 1) for want in facts["wants"].split(" | ")) if "wants" in facts else {},
+        dict(_given(facts.get("unset", ""))),
         includes,
     )
 

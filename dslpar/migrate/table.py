@@ -186,6 +186,8 @@ class Table(NamedTuple):
     """Values, by dslpar's keys, that every source of the framework implies."""
     wants: Mapping[str, str] = {}
     """Keys of dslpar that the author must write if neither the source nor a default sets them, and why."""
+    unset: Mapping[str, object] = {}
+    """dslpar's defaults, by its keys, of what the framework's programs set and its configs need not."""
     includes: Table | None = None
     """Another table whose rows follow this one's."""
 
