@@ -156,12 +156,41 @@ def warmup(value: float, view: View, row: Row) -> Outcome:
     """Convert a fraction of the run to steps; the row's argument names the keys of the total."""
     if view.get("lr_warmup_iters"):
         return dropped("lr_warmup_iters sets the warm-up")
-    total = view.any_of(*row.argument.split())
+    key = next((key for key in row.argument.split() if view.values.get(key) is not None), "")
+    total = _steps(key, view)
     if not value:
         return dropped("no warm-up, as if left out")
-    if type(total) is not int:
+    if total is None:
         return needed("dslpar counts steps of warm-up: this fraction of train.steps", row.to)
     return changed(row.to, int(value * total), f"{value} * {total} steps")
+
+
+def _steps(key: str, view: View) -> int | None:
+    """Return a key's number of steps, or of samples in steps; None if it is unknown."""
+    count, size = view.get(key), view.get("global_batch_size")
+    if not key.endswith("_samples"):
+        return count if type(count) is int else None
+    known = type(count) is int and type(size) is int and size > 0 and view.values.get("rampup_batch_size") is None
+    return count // size if known else None
+
+
+def steps_of_samples(value: object, view: View, row: Row) -> Outcome:
+    """Convert the samples of a run to steps, as Megatron-LM does: whole global batches."""
+    steps = _steps(row.pattern, view)
+    if steps is None:
+        return needed("dslpar counts steps: samples // the global batch, which is not known or grows", row.to)
+    return changed(row.to, steps, f"{value} samples // {view.get('global_batch_size')} per step")
+
+
+def warmup_of_samples(value: object, view: View, row: Row) -> Outcome:
+    """Convert the samples of the warm-up to steps."""
+    return dropped("no warm-up, as if left out") if value == 0 else steps_of_samples(value, view, row)
+
+
+def decay_samples(value: object, view: View, row: Row) -> Outcome:
+    """Drop the length of the schedule if it equals the run's; any other length needs the author."""
+    samples = view.get("train_samples")
+    return only(value, view, row._replace(argument=f"{samples!r} else dslpar's schedules reach min_lr at train.steps"))
 
 
 def decay_iters(value: object, view: View, row: Row) -> Outcome:
