@@ -154,7 +154,7 @@ def _num_stages(view: View) -> Any:
 def _has_pipeline(view: View) -> bool:
     """Return whether there are several stages, or an unknown number."""
     sizes = (view.values.get("parallel.pipeline.size"), view.values.get("parallel.pipeline"))
-    return _num_stages(view) != 1 or UNREAD in sizes
+    return UNREAD in sizes or _num_stages(view) != 1
 
 
 def _num_pieces(view: View) -> Any:

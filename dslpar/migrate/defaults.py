@@ -27,7 +27,7 @@ class Condition(NamedTuple):
 
     key: str
     names: tuple[str, ...] = ()
-    """Values of the key, in lower case; any value if empty."""
+    """Values of the key; any value if empty."""
     absent: bool = False
     """Whether the key must be missing instead."""
 
@@ -39,7 +39,8 @@ class Condition(NamedTuple):
         if value is None and self.key in defaults:
             value = defaults[self.key].value
         if self.names:
-            return value is not UNREAD and str(value).rpartition(".")[2].lower() in self.names
+            name = str(value).rpartition(".")[2].lower()
+            return value is not UNREAD and any(name == item.lower() for item in self.names)
         return value is not None or any(key.startswith(f"{self.key}.") for key in values)
 
 
@@ -95,5 +96,5 @@ def _conditions(given: str | None, absent: str | None) -> tuple[Condition, ...]:
     made = [Condition(absent, absent=True)] if absent else []
     for item in given.split(" and ") if given else ():
         key, _, names = item.partition(" is ")
-        made.append(Condition(key, tuple(names.lower().split())))
+        made.append(Condition(key, tuple(names.split())))
     return tuple(made)

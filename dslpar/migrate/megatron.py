@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 from dslpar.migrate.conversions import chunks, number, on, one_dropout, only
-from dslpar.migrate.table import UNREAD, Outcome, Row, View, changed, dropped, needed
+from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
 
 
 def choice(value: object, view: View, row: Row) -> Outcome:
@@ -145,10 +145,7 @@ def _num_stages(view: View) -> Any:
 
 def betas(value: object, view: View, row: Row) -> Outcome:
     """Combine both betas of Adam in one value."""
-    second = view.value("adam_beta2")
-    if second is UNREAD:
-        return needed("adam_beta1 and adam_beta2, which could not be evaluated", row.to)
-    return changed(row.to, (value, second), "adam_beta1 and adam_beta2")
+    return changed(row.to, (value, view.value("adam_beta2")), "adam_beta1 and adam_beta2")
 
 
 @number

@@ -61,6 +61,14 @@ class Unread:
 UNREAD = Unread()
 
 
+class UnreadError(Exception):
+    """A conversion asked for the value of another key that could not be evaluated: what is unknown stays unknown."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
 class Epoch(NamedTuple):
     """Size of an epoch: samples of the data, and samples per optimizer step."""
 
@@ -83,14 +91,15 @@ class View(NamedTuple):
     """The framework's defaults that apply to this source, by its keys."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key; `default` if it is missing, None or not evaluated."""
+        """Return the value of a key; `default` if it is missing or None. Raises UnreadError if it was not evaluated."""
         value = self.values.get(key)
-        return default if value is None or value is UNREAD else value
+        if value is UNREAD:
+            raise UnreadError(key)
+        return default if value is None else value
 
     def value(self, key: str) -> Any:
         """Return what the framework takes for a key: the source's value, else its default; None without both."""
-        value = self.values.get(key)
-        return self.defaults.get(key) if value is None else value
+        return self.get(key, self.defaults.get(key))
 
     def any_of(self, *keys: str) -> Any:
         """Return the first of these keys' values that `get` finds, or None."""
@@ -202,7 +211,10 @@ class Table(NamedTuple):
 
     def outcome(self, row: Row, value: object, rest: str, view: View) -> Outcome:
         """Return the outcome of a value by its row."""
-        made = self.conversions[row.conversion](value, view, row) if row.conversion else row.as_is(value, row.why)
+        try:
+            made = self.conversions[row.conversion](value, view, row) if row.conversion else row.as_is(value, row.why)
+        except UnreadError as error:
+            made = needed(f"it depends on {error.key}, whose value could not be evaluated", row.to)
         if not isinstance(made, Outcome):
             made = changed(row.to, made, row.why)
         return made._replace(to=filled(made.to, rest))
