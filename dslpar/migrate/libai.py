@@ -202,7 +202,9 @@ def after_epochs(value: object, view: View, row: Row) -> Outcome:
     """Convert a number of epochs between events to steps: whole global batches of an epoch, as in LiBai's trainer."""
     if not value:
         return dropped("0 is off")
-    if view.epoch is None or type(value) is not int:
+    if type(value) is not int:
+        return needed("it is not a whole number of epochs", row.to)
+    if view.epoch is None:
         return needed("dslpar counts steps: give --num-samples N", row.to)
     samples, size = view.epoch
     return changed(row.to, samples // size * value, f"{value} epochs of {samples} samples // {size} per step")
