@@ -9,7 +9,8 @@ from typing import Any
 
 from dslpar.language.tree import Reference
 from dslpar.migrate.conversions import chunks, number, one_dropout, only
-from dslpar.migrate.table import UNREAD, Conversion, Outcome, Row, View, changed, dead, dropped, needed
+from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, dead, dropped, needed
+from dslpar.migrate.unread import UNREAD
 from dslpar.schema.class_sections import IDLE_HANDLERS
 
 _BASE = {"vocab_size": 50304, "max_seq_len": 1024, "dropout": 0.1}

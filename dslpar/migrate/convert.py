@@ -15,7 +15,8 @@ from dslpar.language.tree import TARGET, Node
 from dslpar.migrate.defaults import defaults_of
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import JSON_ENDINGS, Source, assigned
-from dslpar.migrate.table import UNREAD, Epoch, Fate, Outcome, Row, Table, View, dead, dropped, filled, needed
+from dslpar.migrate.table import Epoch, Fate, Outcome, Row, Table, View, dead, dropped, filled, needed
+from dslpar.migrate.unread import UNREAD
 from dslpar.schema.sections_reader import SECTIONS
 
 IMPLIED = "implied by "
@@ -228,7 +229,12 @@ class Converter:
                 self.note("", needed(why, key), whole)
         for key, value in self.table.unset.items():
             if not self.is_settled(key):
-                self.add(key, value, f"dslpar's default: the config does not set it, {self.table.title}'s program does", whole)
+                self.add(
+                    key,
+                    value,
+                    f"dslpar's default: the config does not set it, {self.table.title}'s program does",
+                    whole,
+                )
 
     def add_default(self, made: Outcome, why: str, value: object) -> None:
         """Add what a default of the framework becomes; one that dslpar cannot take needs the author."""

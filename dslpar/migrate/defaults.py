@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
-from dslpar.migrate.table import UNREAD
+from dslpar.migrate.unread import UNREAD
 
 
 class Condition(NamedTuple):
@@ -79,7 +79,8 @@ def read_defaults(name: str) -> tuple[Default, ...]:
     """Read the file of the source `name`."""
     text = resources.files("dslpar.migrate").joinpath(f"data/keys/{name}.txt").read_text(encoding="utf-8")
     made = []
-    path, symbol, conditions = "", "", ()
+    path = symbol = ""
+    conditions: tuple[Condition, ...] = ()
     for line in filter(None, (line.strip() for line in text.splitlines() if not line.startswith("#"))):
         head = _HEAD.fullmatch(line)
         if head is not None:

@@ -20,12 +20,11 @@ shows all rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from dslpar.migrate.defaults import Default
+from dslpar.migrate.unread import UNREAD, UnreadError
 from dslpar.schema.frameworks import Framework
-
-if TYPE_CHECKING:
-    from dslpar.migrate.defaults import Default
 
 Fate = Literal["kept", "renamed", "changed", "dropped", "dead", "needed", "added"]
 """What becomes of a key.
@@ -49,24 +48,6 @@ FATES: Mapping[Fate, str] = {
 """Each fate and its title, in the order of a report."""
 
 REST = "**"
-
-
-class Unread:
-    """Value of a key that exists but could not be evaluated."""
-
-    def __repr__(self) -> str:
-        return "(not evaluated)"
-
-
-UNREAD = Unread()
-
-
-class UnreadError(Exception):
-    """A conversion asked for the value of another key that could not be evaluated: what is unknown stays unknown."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
 
 
 class Epoch(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a report of `dslpar import` tells its author to do is done by machine, and then the report no longer asks for it.
+"""Follow by machine what a report of `dslpar import` tells its author to do: then the report no longer asks for it.
 
 A help that names a dslpar key, a source's key, an option or an expression is followed to the letter. Others are for the
 author alone: a number that only the data or the program determines.
@@ -28,7 +28,12 @@ SNIPPET = re.compile(r"(?:^|write |: )((?:\w+)(?:\.\w+)* ?= ?(?:dict\([^;]*\)|'[
 BESIDE = {"precision": "dtype='fp16', ", "zero": "stage=3, ", "schedule": "type='interleaved', "}
 """Keys without which others of their section have no effect."""
 IN_TEST, ALL = 5, 120
-MISSPELT = {"colossalai": "clip_grad_nrom", "deepspeed": "gradient_cliping", "gpt_neox": "hidden_sizes", "libai": "train.sead"}
+MISSPELT = {
+    "colossalai": "clip_grad_nrom",
+    "deepspeed": "gradient_cliping",
+    "gpt_neox": "hidden_sizes",
+    "libai": "train.sead",
+}
 
 
 def follow(name: str, flat: Mapping[str, Any], entry: Entry) -> str:
@@ -122,9 +127,11 @@ def test_helps_of_many_imports_are_right(name: str) -> None:
 
 
 def test_a_key_that_dslpar_does_not_have_would_be_seen() -> None:
-    assert _has_key("train.steps") and _has_key("model.dropout")
-    assert not _has_key("train.stpes") and not _has_key("stpes.x")
-    assert _accepted("precision = 'bf16'") and not _accepted("precison = 'bf16'")
+    assert [_has_key(key) for key in ("train.steps", "model.dropout", "train.stpes", "stpes.x")] == [True] * 2 + [
+        False
+    ] * 2
+    assert _accepted("precision = 'bf16'")
+    assert not _accepted("precison = 'bf16'")
 
 
 def test_a_script_of_megatron_lm() -> None:

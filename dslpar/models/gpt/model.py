@@ -11,7 +11,6 @@ activation="swiglu", positions="rotary", bias=False, tie_embeddings=False, and i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

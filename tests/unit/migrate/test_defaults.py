@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_silence_of_megatron_lm() -> None:
     assert "sqrt(2 * num_layers)" in added(made)["model.init_std"][1]
     assert (made.values["model.dropout"], made.values["optimizer.weight_decay"]) == (0.1, 0.01)
     assert made.values["precision.initial_scale_power"] == 32
-    assert "train.eval_interval" not in made.values and "train.eval_steps" not in made.values
+    assert not {"train.eval_interval", "train.eval_steps"} & set(made.values)
 
 
 def test_silence_of_libai() -> None:
@@ -334,9 +335,10 @@ def test_arithmetic_of_the_source(name: str, flat: Mapping[str, Any], values: Ma
         ("gpt_neox", {"min_lr": 1e-5, "lr_decay_style": "cosine"}, "min_lr", "renamed"),
         ("gpt_neox", {"data_path": "x"}, "data_path", "needed"),
         ("megatron", {"train_iters": None, "train_samples": 1000}, "train_samples", "needed"),
-        ("libai", {"train.evaluation": {"eval_period": 5000, "eval_iter": 1e5}}, "train.evaluation.eval_iter", "needed"),
+        ("libai", {"train.evaluation": {"eval_period": 50, "eval_iter": 1e5}}, "train.evaluation.eval_iter", "needed"),
         ("libai", {"train.evaluation": {"eval_after_n_epoch": 1}}, "train.evaluation.eval_after_n_epoch", "needed"),
-        ("libai", {"train.evaluation": {"eval_after_n_epoch": 1, "eval_period": 10}}, "train.evaluation.eval_period", "dead"),
+        ("libai", {"train.evaluation": {"eval_after_n_epoch": 1, "eval_period": 10}},
+         "train.evaluation.eval_period", "dead"),
         ("libai", {"train.warmup_iter": 10}, "train.warmup_iter", "dead"),
         ("libai", {"optim._target_": "AdamW", "optim.params": {"clip_grad_max_norm": 1.0}},
          "optim.params.clip_grad_max_norm", "dead"),
@@ -369,13 +371,15 @@ model = dict(type=gpt2_small)
 @pytest.mark.parametrize(
     "text", [UNKNOWN_SIZE, UNKNOWN_SIZE.replace("BATCH_SIZE = 64\n", ""), UNKNOWN_SIZE.replace("= 6\n", "= f()\n")]
 )
-def test_epochs_are_not_converted_by_a_default_size(text: str, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_epochs_are_not_converted_by_a_default_size(
+    text: str, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "cfg.py"
     path.write_text(text)
     assert main(["import", str(path), "--world-size", "4", "--num-samples", "6400"]) == 1
     out = capsys.readouterr()
     assert "steps=" not in out.out
-    assert "batch." in out.err and "must be known first: settle it in the source" in out.err
+    assert re.search(r"batch\.\w+ must be known first: settle it in the source", out.err)
 
 
 def test_epochs_are_converted_by_the_size_of_the_source(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

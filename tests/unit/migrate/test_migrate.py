@@ -298,7 +298,9 @@ def test_models_of_colossalai(written: str, fate: str) -> None:
 
 
 def test_what_could_not_be_read_stands_in_its_line_and_once() -> None:
-    made = explicit(made_of("import os\nclip_grad_norm = 1.0\nLOG_PATH = os.getenv('A')\nROOT = os.environ['B']\n", "a.py"))
+    made = explicit(
+        made_of("import os\nclip_grad_norm = 1.0\nLOG_PATH = os.getenv('A')\nROOT = os.environ['B']\n", "a.py")
+    )
     told = [(entry.key, entry.fate, entry.location.line) for entry in made.entries if entry.to != "model"]
     assert told == [("clip_grad_norm", "renamed", 2), ("LOG_PATH", "needed", 3), ("ROOT", "dropped", 4)]
     assert by_key(made)["LOG_PATH"].why == "could not be read: cannot call os.getenv() in a config"
