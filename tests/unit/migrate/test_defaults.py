@@ -330,6 +330,8 @@ def test_arithmetic_of_the_source(name: str, flat: Mapping[str, Any], values: Ma
         ("gpt_neox", {"min_lr": 1e-5}, "min_lr", "changed"),
         ("gpt_neox", {"min_lr": 1e-5, "lr_decay_style": "cosine"}, "min_lr", "renamed"),
         ("gpt_neox", {"data_path": "x"}, "data_path", "needed"),
+        ("libai", {"dataloader.train": {"_target_": "build"}}, "dataloader.train._target_", "needed"),
+        ("colossalai", {"train_data.dataset": {"type": "CIFAR10"}}, "train_data.dataset.type", "needed"),
         ("megatron", {"train_iters": None, "train_samples": 1000}, "train_samples", "needed"),
         ("libai", {"train.evaluation": {"eval_period": 50, "eval_iter": 1e5}}, "train.evaluation.eval_iter", "needed"),
         ("libai", {"train.evaluation": {"eval_after_n_epoch": 1}}, "train.evaluation.eval_after_n_epoch", "needed"),
