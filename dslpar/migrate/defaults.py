@@ -76,8 +76,9 @@ def defaults_of(values: Mapping[str, Any], known: Sequence[Default]) -> dict[str
 
 
 def read_defaults(name: str) -> tuple[Default, ...]:
-    """Read the file of the source `name`."""
-    text = resources.files("dslpar.migrate").joinpath(f"data/keys/{name}.txt").read_text(encoding="utf-8")
+    """Read the file of the source `name`; without one, its framework has no known defaults."""
+    file = resources.files("dslpar.migrate").joinpath(f"data/keys/{name}.txt")
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
     made = []
     path = symbol = ""
     conditions: tuple[Condition, ...] = ()
