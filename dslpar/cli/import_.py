@@ -63,7 +63,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if convert(source, model, Epoch(args.num_samples, 1)).entries == made.entries:
             sys.stderr.write(visible(f"note: --num-samples has no effect: {args.file} counts no epochs") + "\n")
         else:
-            made = convert(source, model, _epoch(made, args, parser))
+            open_keys = _open_sizes(made)
+            made = _postponed(made, open_keys) if open_keys else convert(source, model, _epoch(made, args, parser))
     text = writer.file_of(made)
     config = check.load_text(text, args.out or "<imported>.py")
     findings = check.lint(config, args.world_size)
@@ -114,6 +115,21 @@ def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping
         parser.error(f"{args.model} has no model")
     type_ = {} if node.target is None else {"type": node.target.name.removeprefix("dslpar.models.")}
     return type_ | {str(key): child.plain() for key, child in node.value.items()}
+
+
+def _open_sizes(made: Import) -> list[str]:
+    """Return the keys that determine the samples of a step and that neither the source nor a default of it sets."""
+    asked = [entry.to for entry in made.entries if entry.fate == "needed"]
+    sizes = [key for key in asked if key.partition(".")[0] in ("batch", "parallel")]
+    known = any(key in made.values for key in ("batch.micro_size", "batch.global_size"))
+    return list(dict.fromkeys(sizes)) or ([] if known else ["batch.micro_size"])
+
+
+def _postponed(made: Import, keys: list[str]) -> Import:
+    """Return the import with its epochs unconverted, since dslpar's defaults are no sizes of the source."""
+    help_ = f"{' and '.join(keys)} must be known first: settle it in the source"
+    entries = (entry._replace(why=entry.why.replace("give --num-samples N", help_)) for entry in made.entries)
+    return made._replace(entries=tuple(entries))
 
 
 def _epoch(made: Import, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Epoch:

@@ -9,7 +9,8 @@ from typing import Any
 
 from dslpar.language.tree import Reference
 from dslpar.migrate.conversions import chunks, number, one_dropout, only
-from dslpar.migrate.table import UNREAD, Conversion, Outcome, Row, View, changed, dead, dropped, needed
+from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, dead, dropped, needed
+from dslpar.migrate.unread import UNREAD
 from dslpar.schema.class_sections import IDLE_HANDLERS
 
 _BASE = {"vocab_size": 50304, "max_seq_len": 1024, "dropout": 0.1}
@@ -154,7 +155,7 @@ def _num_stages(view: View) -> Any:
 def _has_pipeline(view: View) -> bool:
     """Return whether there are several stages, or an unknown number."""
     sizes = (view.values.get("parallel.pipeline.size"), view.values.get("parallel.pipeline"))
-    return _num_stages(view) != 1 or UNREAD in sizes
+    return UNREAD in sizes or _num_stages(view) != 1
 
 
 def _num_pieces(view: View) -> Any:

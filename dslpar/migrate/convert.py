@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 from dslpar.core.errors import Finding, Location
 from dslpar.core.suggest import did_you_mean, only_near
 from dslpar.language.tree import TARGET, Node
+from dslpar.migrate.defaults import defaults_of
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import JSON_ENDINGS, Source, assigned
-from dslpar.migrate.table import UNREAD, Epoch, Fate, Outcome, Row, Table, View, dead, dropped, filled, needed
+from dslpar.migrate.table import Epoch, Fate, Outcome, Row, Table, View, dead, dropped, filled, needed
+from dslpar.migrate.unread import UNREAD
 from dslpar.schema.sections_reader import SECTIONS
 
 IMPLIED = "implied by "
@@ -79,7 +81,9 @@ class Converter:
         self.unread = _unread(source, self.table)
         named |= {leaf.name: leaf.value for leaf, _ in self.unread}
         model_class = "GPT" if model else _model_of(source.config.root, self.table.wrapper)
-        self.view = View(named, source.config.names_read, model_class, epoch)
+        self.defaults = defaults_of(named, self.table.defaults)
+        silent = {key: default.value for key, default in self.defaults.items()}
+        self.view = View(named, source.config.names_read, model_class, epoch, silent)
         self.entries: list[Entry] = []
         self.values: dict[str, Any] = {}
         self.source_keys: dict[str, str] = {}
@@ -220,16 +224,40 @@ class Converter:
         for key, value in self.table.adds.items():
             if not self.clash(key):
                 self.add(key, value, f"{self.table.title} trains it", whole)
-        for name, value in self.table.defaults.items():
-            row, _ = self.row(name)
-            if row is None or self.view.values.get(name) is not None:
-                continue
-            made = self.table.outcome(row, value, "", self.view)
-            if made.fate in ("kept", "renamed", "changed") and not self.clash(made.to):
-                self.add(made.to, made.value, f"{self.table.title}'s default of {name}", whole)
+        for name, default in self.defaults.items():
+            row, rest = self.row(name)
+            if row is not None and self.view.values.get(name) is None:
+                why = f"{self.table.title}'s default of {name} ({default.place})"
+                self.add_default(self.table.outcome(row, default.value, rest, self.view), why, default.value)
         for key, why in self.table.wants.items():
-            if not (self.clash(key) or self.model):
+            if not (self.is_settled(key) or (self.model and key.startswith("model"))):
                 self.note("", needed(why, key), whole)
+        for key, value in self.table.unset.items():
+            if not self.is_settled(key):
+                self.add(
+                    key,
+                    value,
+                    f"dslpar's default: the config does not set it, {self.table.title}'s program does",
+                    whole,
+                )
+
+    def add_default(self, made: Outcome, why: str, value: object) -> None:
+        """Add what a default of the framework becomes; one that dslpar cannot take needs the author."""
+        if not made.to or made.to.startswith("deepspeed."):  # DeepSpeed's own defaults hold by themselves
+            return
+        if self.is_settled(made.to) or (self.model and made.to.startswith("model")):
+            return
+        whole = Location(self.source.path)
+        if made.fate in ("kept", "renamed", "changed"):
+            self.add(made.to, made.value, f"{why}: {made.why}" if made.why else why, whole)
+            self.implied += [(key, item, why, whole) for key, item in made.also.items()]
+        elif made.fate == "needed":
+            self.note("", needed(f"{why} is {value!r}: {made.why}", made.to), whole)
+
+    def is_settled(self, to: str) -> bool:
+        """Return whether a key of dslpar has a value, or the report asks the author for it."""
+        asked = (entry.to for entry in self.entries if entry.fate == "needed")
+        return bool(self.clash(to)) or any(f"{key}.".startswith(f"{to}.") for key in asked)
 
     def finish(self) -> None:
         """Add implied values, ZeRO for half precision, and the model."""

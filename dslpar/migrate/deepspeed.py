@@ -32,6 +32,7 @@ def auto_left_out(value: object, view: View, row: Row) -> Outcome:
 def stage(value: object, view: View, row: Row) -> Outcome:
     """Convert the ZeRO stage; half precision needs at least 1."""
     half = any(view.get(f"{name}.enabled") is True for name in ("fp16", "bf16", "bfloat16"))
+    half = half or view.get("precision") in ("fp16", "bfloat16")  # GPT-NeoX's key
     if value == 0 and half:
         return changed(row.to, 1, "at stage 0 DeepSpeed's half-precision step is wrong, so it becomes 1")
     return auto(value, view, row)

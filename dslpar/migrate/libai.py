@@ -9,11 +9,11 @@ from typing import Any
 
 from dslpar.migrate import conversions
 from dslpar.migrate.conversions import number, one_dropout
-from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, dropped, needed
+from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, dead, dropped, needed
 
 _GPTS = ("GPTForPreTraining", "GPTModel")
 _LLAMAS = ("LlamaForCausalLM", "LlamaModel")
-_LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "bias": False}
+_LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "bias": False, "tie_embeddings": False}
 
 
 def gpt_fields(target: str) -> Mapping[str, object] | None:
@@ -65,8 +65,8 @@ def only_of_gpt(value: object, view: View, row: Row) -> Outcome:
 
 @_of_gpt
 def dropout(value: object, view: View, row: Row) -> Outcome:
-    """Merge the dropout probabilities that the source sets."""
-    given = [view.get(f"model.cfg.{name}_prob") for name in _DROPOUTS]
+    """Merge the dropout probabilities of the model."""
+    given = [view.value(f"model.cfg.{name}_prob") for name in _DROPOUTS]
     return one_dropout(value, [item for item in given if item is not None], row)
 
 
@@ -75,10 +75,30 @@ _DROPOUTS = "embedding_dropout", "attention_dropout", "output_dropout", "hidden_
 
 @_of_gpt
 def scaled_init(value: object, view: View, row: Row) -> Outcome:
-    """Report that dslpar does not scale the initial weights of output layers."""
-    if not value:
-        return dropped("off: all weights by init_std")
-    return changed("", None, "dslpar draws every weight with init_std, output layers too")
+    """Convert the switch that divides the initial weights of output layers by sqrt(2 * num_layers)."""
+    if value is True:
+        return dropped(row.why)
+    std = view.value("model.cfg.initializer_range")
+    if value is not False or not isinstance(std, (int, float)):
+        return needed("the standard deviation of output layers, which is initializer_range without it", row.to)
+    return changed(row.to, std, "off: output layers draw with initializer_range, too")
+
+
+@_of_gpt
+def vocabulary(value: object, view: View, row: Row) -> Outcome:
+    """Keep the vocabulary's size, unless LiBai overwrites it by its tokenizer's."""
+    if view.get("tokenization.tokenizer._target_") is None:
+        return row.as_is(value)
+    padded = "padded to a multiple of make_vocab_size_divisible_by * tensor_parallel_size"
+    return needed(f"LiBai overwrites it by its tokenizer's number of tokens, {padded}: write that number", row.to)
+
+
+@_of_gpt
+def tied(value: object, view: View, row: Row) -> Outcome:
+    """Keep the switch of tied embeddings, which LiBai's Llama does not read."""
+    if view.model.rpartition(".")[2] in _LLAMAS:
+        return dead("LiBai's Llama has a head of its own")
+    return row.as_is(value)
 
 
 @_of_gpt
@@ -101,7 +121,7 @@ def _steps_of_epochs(view: View) -> int | None:
 
 
 def _iterations(view: View) -> Any:
-    return view.get("train.train_iter", view.get("train.steps", 0))
+    return view.get("train.train_iter", view.get("train.steps", view.value("train.train_iter")))
 
 
 def steps(value: object, view: View, row: Row) -> Outcome:
@@ -145,15 +165,49 @@ def warmup(value: float, view: View, row: Row) -> object:
 def where_enabled(value: object, view: View, row: Row) -> Outcome:
     """Keep a key if the switch `enabled` of its section is on."""
     switch = f"{row.pattern.rpartition('.')[0]}.enabled"
-    return row.as_is(value) if view.get(switch) else dropped(f"{switch} is off")
+    return row.as_is(value) if view.value(switch) else dropped(f"{switch} is off")
 
 
 @number
 def eval_steps(value: float, view: View, row: Row) -> object:
-    """Convert eval_iter to an int; LiBai's configs write it as 1e5."""
-    if not view.get("train.evaluation.enabled", True):
+    """Convert eval_iter, a bound: LiBai evaluates no more than its test data, whose size the config does not have.
+
+    A bound that is longer than the training between two evaluations, such as the usual 1e5, only means all of the data.
+    """
+    if not view.value("train.evaluation.enabled"):
         return dropped("evaluation is off")
-    return Outcome("renamed", row.to, value) if type(value) is int else int(value)
+    period = view.value("train.evaluation.eval_period")
+    if value < 1 or not isinstance(period, (int, float)) or value > period:
+        short = f"LiBai stops at the end of its test data, or after {value:g} of its batches"
+        return needed(f"{short}: write the number of batch.global_size that is evaluated", row.to)
+    return changed(row.to, int(value), "global batches; LiBai also stops at the end of its test data")
+
+
+def eval_interval(value: object, view: View, row: Row) -> Outcome:
+    """Keep eval_period, unless LiBai overwrites it by eval_after_n_epoch."""
+    made = where_enabled(value, view, row)
+    return _unless_in_epochs(made, "train.evaluation.eval_after_n_epoch", view)
+
+
+def save_interval(value: object, view: View, row: Row) -> Outcome:
+    """Keep the checkpointer's period, unless LiBai overwrites it by save_model_after_n_epoch."""
+    return _unless_in_epochs(row.as_is(value), "train.checkpointer.save_model_after_n_epoch", view)
+
+
+def _unless_in_epochs(made: Outcome, key: str, view: View) -> Outcome:
+    return dead(f"LiBai's trainer overwrites it by {key.rpartition('.')[2]}") if view.get(key) else made
+
+
+def after_epochs(value: object, view: View, row: Row) -> Outcome:
+    """Convert a number of epochs between events to steps: whole global batches of an epoch, as in LiBai's trainer."""
+    if not value:
+        return dropped("0 is off")
+    if type(value) is not int:
+        return needed("it is not a whole number of epochs", row.to)
+    if view.epoch is None:
+        return needed("dslpar counts steps: give --num-samples N", row.to)
+    samples, size = view.epoch
+    return changed(row.to, samples // size * value, f"{value} epochs of {samples} samples // {size} per step")
 
 
 def evaluator(value: object, view: View, row: Row) -> Outcome:
@@ -169,7 +223,7 @@ def evaluator(value: object, view: View, row: Row) -> Outcome:
     return dropped(f"{name}: the loss is evaluated; dslpar eval RUN --metrics {metrics} measures it")
 
 
-_COSINE = "cosine", "cosine down to min_lr, the warm-up from lr / warmup_steps"
+_COSINE = "cosine", "cosine down to min_lr; LiBai's counts from the first step, dslpar's from the end of the warm-up"
 _SCHEDULERS = {
     "WarmupCosineLR": _COSINE,
     "WarmupCosineAnnealingLR": _COSINE,
@@ -190,12 +244,12 @@ def lr_scheduler(value: object, view: View, row: Row) -> Outcome:
 @number
 def alpha(value: float, view: View, row: Row) -> object:
     """Convert the last learning rate of WarmupCosineLR, which is alpha * lr."""
-    if "Cosine" not in str(view.get("train.scheduler._target_", "")):
+    if "Cosine" not in str(view.value("train.scheduler._target_")):
         return dropped("that scheduler has no such key")
-    lr = view.get("optim.lr")
+    lr = view.value("optim.lr")
     if not isinstance(lr, (int, float)):
         return needed("the last learning rate is alpha times optim.lr, which is not set", row.to)
-    return value * lr
+    return float(f"{value * lr:.12g}")  # without the last digits of binary fractions
 
 
 def optimizer(value: object, view: View, row: Row) -> Outcome:
@@ -204,3 +258,19 @@ def optimizer(value: object, view: View, row: Row) -> Outcome:
     if name not in ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop"):
         return needed(f"dslpar does not know {name}: it takes the names of torch's and DeepSpeed's optimizers", row.to)
     return changed(row.to, name, f"OneFlow's {name} becomes torch's")
+
+
+def clip(value: object, view: View, row: Row) -> Outcome:
+    """Keep the bound of the gradient's norm, if LiBai clips."""
+    section = row.pattern.rpartition(".")[0]
+    if view.value(f"{section}.clip_grad_norm_type") is None:
+        return dead("without clip_grad_norm_type LiBai does not clip")
+    return conversions.clip(value, view, row)
+
+
+def weight_decay(value: object, view: View, row: Row) -> Outcome:
+    """Keep the decay; LiBai's also decays norms and biases, unless keys of `params` set theirs."""
+    keys = [f"optim.{section}.weight_decay_{kind}" for section in ("params", "parameters") for kind in ("norm", "bias")]
+    if value and all(view.value(key) is None for key in keys):
+        return changed(row.to, value, "dslpar decays no norm and no bias, which LiBai does without weight_decay_norm")
+    return row.as_is(value)

@@ -47,9 +47,21 @@ def swiglu(value: object, view: View, row: Row) -> Outcome:
     return made
 
 
+def gelu(value: object, view: View, row: Row) -> Outcome:
+    """Convert the switch that turns off the fusion of bias and GELU, which computes the approximate GELU."""
+    other = next((key for key in ("swiglu", "openai_gelu", "squared_relu", "quick_geglu") if view.get(key)), "")
+    if other:
+        return dropped(f"{other} is the activation")
+    if value is True:
+        return changed(row.to, "gelu", "without the fusion, the exact GELU")
+    if view.get("disable_bias_linear") is True:
+        return changed(row.to, "gelu", "the exact GELU: without biases nothing is fused")
+    return changed(row.to, "gelu_tanh", "the fusion of bias and GELU computes GELU's approximation by tanh")
+
+
 def dropout(value: object, view: View, row: Row) -> Outcome:
-    """Merge the dropout probabilities, each 0.1 by default."""
-    return one_dropout(value, [view.get(name, 0.1) for name in row.argument.split()], row)
+    """Merge the dropout probabilities, which the row's argument names."""
+    return one_dropout(value, [view.value(name) for name in row.argument.split()], row)
 
 
 @number
@@ -144,7 +156,7 @@ def _num_stages(view: View) -> Any:
 
 def betas(value: object, view: View, row: Row) -> Outcome:
     """Combine both betas of Adam in one value."""
-    return changed(row.to, (value, view.get("adam_beta2", 0.999)), "adam_beta1 and adam_beta2")
+    return changed(row.to, (value, view.value("adam_beta2")), "adam_beta1 and adam_beta2")
 
 
 @number
@@ -152,12 +164,42 @@ def warmup(value: float, view: View, row: Row) -> Outcome:
     """Convert a fraction of the run to steps; the row's argument names the keys of the total."""
     if view.get("lr_warmup_iters"):
         return dropped("lr_warmup_iters sets the warm-up")
-    total = view.any_of(*row.argument.split())
+    key = next((key for key in row.argument.split() if view.values.get(key) is not None), "")
+    total = _steps(key, view)
     if not value:
         return dropped("no warm-up, as if left out")
-    if type(total) is not int:
+    if total is None:
         return needed("dslpar counts steps of warm-up: choose this fraction of train.steps", row.to)
     return changed(row.to, int(value * total), f"{value} * {total} steps")
+
+
+def _steps(key: str, view: View) -> int | None:
+    """Return a key's number of steps, or of samples in steps; None if it is unknown."""
+    count, size = view.get(key), view.get("global_batch_size")
+    if not key.endswith("_samples"):
+        return count if type(count) is int else None
+    known = type(count) is int and type(size) is int and size > 0 and view.values.get("rampup_batch_size") is None
+    return count // size if known else None
+
+
+def steps_of_samples(value: object, view: View, row: Row) -> Outcome:
+    """Convert the samples of a run to steps, as Megatron-LM does: whole global batches."""
+    steps = _steps(row.pattern, view)
+    if steps is None:
+        return needed("dslpar counts steps: choose samples // the global batch, which is not known or grows", row.to)
+    return changed(row.to, steps, f"{value} samples // {view.get('global_batch_size')} per step")
+
+
+def warmup_of_samples(value: object, view: View, row: Row) -> Outcome:
+    """Convert the samples of the warm-up to steps."""
+    return dropped("no warm-up, as if left out") if value == 0 else steps_of_samples(value, view, row)
+
+
+def decay_samples(value: object, view: View, row: Row) -> Outcome:
+    """Convert the samples of the decay to steps; drop them if they are the run's."""
+    if value == view.get("train_samples"):
+        return dropped("by default the decay ends at the last step")
+    return steps_of_samples(value, view, row)
 
 
 def decay_iters(value: object, view: View, row: Row) -> Outcome:
@@ -295,17 +337,6 @@ def _counts(layers: int, num_stages: int, view: View) -> list[int] | None:
 
 
 # Batch and steps --------------------------------------------------------------------------------------------------
-
-
-@number
-def steps_of_samples(value: float, view: View, row: Row) -> Outcome:
-    """Convert samples to steps, as Megatron-LM does: whole global batches."""
-    if not value and row.to != "train.steps":
-        return dropped("no warm-up, as if left out")
-    size = view.get("global_batch_size")
-    if type(size) is not int or size < 1 or view.values.get("rampup_batch_size") is not None:
-        return needed("dslpar counts steps: choose samples / batch.global_size", row.to)
-    return changed(row.to, int(value) // size, f"{value} samples / {size}")
 
 
 @number

@@ -6,6 +6,7 @@ import sys
 from importlib import resources
 from itertools import groupby
 
+from dslpar.migrate.defaults import Default
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.table import FATES, Row, Table
 
@@ -27,10 +28,28 @@ def _section(table: Table) -> str:
     own = "Other names of the file's own are dropped; " if table.own_names else ""
     own += f"{table.includes.title}'s keys are as there; " if table.includes else ""
     last = f"{own}{'o' if own else 'O'}ther keys need you.\n"
-    if table.defaults:
-        given = ", ".join(f"`{key}={value!r}`" for key, value in table.defaults.items())
-        last += f"\nWhere the source is silent, these count, as they do in {table.title}: {given}.\n"
-    return f"\n## {table.title}\n\n| key | fate | becomes | |\n|---|---|---|---|\n{rows}\n{last}"
+    return f"\n## {table.title}\n\n| key | fate | becomes | |\n|---|---|---|---|\n{rows}\n{last}{_defaults(table)}"
+
+
+def _defaults(table: Table) -> str:
+    """Return the table of the framework's defaults that have a place in dslpar."""
+    rows = ""
+    for default in table.defaults:
+        row = next((row for row in table.rows if row.rest(default.key) is not None), None)
+        if default.value is None or row is None or not row.to or row.fate in ("dropped", "dead"):
+            continue
+        place = f"{default.path}:{default.line or default.symbol}"
+        rows += f"| `{default.key}` | `{default.value!r}` | {_conditions(default)} | {place} |\n"
+    head = f"Where the source is silent, {table.title}'s defaults are added:"
+    return f"\n{head}\n\n| key | default | if | {table.title}'s code |\n|---|---|---|---|\n{rows}" if rows else ""
+
+
+def _conditions(default: Default) -> str:
+    made = []
+    for condition in default.conditions:
+        names = " or ".join(condition.names)
+        made.append(f"{condition.key} is " + ("not set" if condition.absent else names or "set"))
+    return ", ".join(made)
 
 
 def _without_pattern(row: Row) -> Row:

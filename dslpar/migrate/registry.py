@@ -12,6 +12,7 @@ from importlib import import_module, resources
 from importlib.util import find_spec
 
 from dslpar.migrate import conversions
+from dslpar.migrate.defaults import read_defaults
 from dslpar.migrate.table import Row, Table
 from dslpar.schema import deepspeed_policy
 from dslpar.schema.frameworks import framework_of, read_head
@@ -42,9 +43,9 @@ def read_table(name: str, lists: Lists) -> Table:
     facts = read_head(text)
     includes = read_table(facts["include"], lists) if "include" in facts else None
     rows = (*_rows(text.partition("\n\n")[2], lists), *(includes.rows if includes else ()))
-    module = f"dslpar.migrate.{facts.get('conversions', name)}"
     functions = {**vars(conversions), **(includes.conversions if includes else {})}
-    functions |= vars(import_module(module)) if find_spec(module) else {}
+    for module in dict.fromkeys((facts.get("conversions", name), name)):
+        functions |= vars(import_module(f"dslpar.migrate.{module}")) if find_spec(f"dslpar.migrate.{module}") else {}
     return Table(
         framework_of(name, facts),
         rows,
@@ -53,9 +54,10 @@ def read_table(name: str, lists: Lists) -> Table:
         facts.get("own_names") == "yes",
         facts.get("ignores") == "yes",
         facts.get("partial") == "yes",
-        dict(_given(facts.get("defaults", ""))),
+        read_defaults(name),
         dict(_given(facts.get("adds", ""))),
-        dict([facts["wants"].split("=", 1)] if "wants" in facts else []),
+        dict(want.split("=", 1) for want in facts["wants"].split(" | ")) if "wants" in facts else {},
+        dict(_given(facts.get("unset", ""))),
         includes,
     )
 

@@ -2,7 +2,6 @@
 
     title: LiBai                                                      # facts about the framework, up to an empty line
     packages: libai oneflow                                           # see `Framework` and `Table`
-    defaults: dropout=0.1                                             # its defaults that differ from dslpar's
 
     renamed train.log_period -> train.log_interval                    # fate, their key -> dslpar's key | reason
     dropped train.dist.{num_nodes num_gpus_per_node} | the hostfile sets it                    # {...}: one row each
@@ -23,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from dslpar.migrate.defaults import Default
+from dslpar.migrate.unread import UNREAD, UnreadError
 from dslpar.schema.frameworks import Framework
 
 Fate = Literal["kept", "renamed", "changed", "dropped", "dead", "needed", "added"]
@@ -49,16 +50,6 @@ FATES: Mapping[Fate, str] = {
 REST = "**"
 
 
-class Unread:
-    """Value of a key that exists but could not be evaluated."""
-
-    def __repr__(self) -> str:
-        return "(not evaluated)"
-
-
-UNREAD = Unread()
-
-
 class Epoch(NamedTuple):
     """Size of an epoch: samples of the data, and samples per optimizer step."""
 
@@ -77,11 +68,19 @@ class View(NamedTuple):
     """The full class name of the source's model; empty if there is none."""
     epoch: Epoch | None = None
     """Size of an epoch, from --num-samples, since no source contains it; None without that option."""
+    defaults: Mapping[str, Any] = {}
+    """The framework's defaults that apply to this source, by its keys."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key; `default` if it is missing, None or not evaluated."""
+        """Return the value of a key; `default` if it is missing or None. Raises UnreadError if it was not evaluated."""
         value = self.values.get(key)
-        return default if value is None or value is UNREAD else value
+        if value is UNREAD:
+            raise UnreadError(key)
+        return default if value is None else value
+
+    def value(self, key: str) -> Any:
+        """Return what the framework takes for a key: the source's value, else its default; None without both."""
+        return self.get(key, self.defaults.get(key))
 
     def any_of(self, *keys: str) -> Any:
         """Return the first of these keys' values that `get` finds, or None."""
@@ -171,12 +170,14 @@ class Table(NamedTuple):
     """Whether the framework ignores top-level keys that it does not know."""
     partial: bool = False
     """Whether the framework has keys without a row."""
-    defaults: Mapping[str, object] = {}
-    """The framework's defaults, by its keys, that differ from dslpar's."""
+    defaults: Sequence[Default] = ()
+    """The framework's keys and its defaults."""
     adds: Mapping[str, object] = {}
     """Values, by dslpar's keys, that every source of the framework implies."""
     wants: Mapping[str, str] = {}
-    """Keys of dslpar that the author must write if the source does not set them, and why."""
+    """Keys of dslpar that the author must write if neither the source nor a default sets them, and why."""
+    unset: Mapping[str, object] = {}
+    """dslpar's defaults, by its keys, of what the framework's programs set and its configs need not."""
     includes: Table | None = None
     """Another table whose rows follow this one's."""
 
@@ -191,7 +192,10 @@ class Table(NamedTuple):
 
     def outcome(self, row: Row, value: object, rest: str, view: View) -> Outcome:
         """Return the outcome of a value by its row."""
-        made = self.conversions[row.conversion](value, view, row) if row.conversion else row.as_is(value, row.why)
+        try:
+            made = self.conversions[row.conversion](value, view, row) if row.conversion else row.as_is(value, row.why)
+        except UnreadError as error:
+            made = needed(f"it depends on {error.key}, whose value could not be evaluated", row.to)
         if not isinstance(made, Outcome):
             made = changed(row.to, made, row.why)
         return made._replace(to=filled(made.to, rest))

@@ -63,7 +63,7 @@ def load_arguments(text: str, path: str) -> tuple[Config, Places]:
     except ScriptError as error:
         return Config(path, Node({}, Location(path)), (error.finding,), {path: script.text}, complete=False), {}
     reader = _Reader(script)
-    if any(letter.unknown and letter.unknown.many for letter in launch.program_word):
+    if all(letter.unknown and letter.unknown.many for letter in launch.program_word):
         reader.without_name(launch.program_word)
     for argument in reader.split(launch):
         reader.read(argument)
@@ -126,8 +126,8 @@ class Script:
         except ShellSyntaxError as error:
             message = f"bash cannot parse this script: {error.message}"
             raise ScriptError(finding("CFG001", self.place(error.index), message, "correct the syntax")) from None
-        except TooLongError:
-            message = "the expanded text of this script is too long"
+        except (TooLongError, RecursionError):
+            message = "the expanded text of this script is too long, or nested too deeply"
             raise ScriptError(finding("CFG005", Location(self.path), message, "write the arguments out")) from None
         return run
 

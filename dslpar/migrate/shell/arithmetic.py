@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 
 MAX_LENGTH = 500
+"""Maximum number of characters of an expression."""
 _TOKEN = re.compile(
     r"\s*(?:(0[xX][0-9a-fA-F]+|\d+)|([A-Za-z_]\w*)|(\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>&|^!~?:()]))"
 )

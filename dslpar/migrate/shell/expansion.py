@@ -40,6 +40,8 @@ from dslpar.migrate.shell.variables import BLANKS, UNSET, State, Variable, text_
 
 MAX_LENGTH = 400_000
 """Maximum number of letters of all expansions together."""
+MAX_MATCHED = 2000
+"""Maximum number of letters from which a pattern is removed."""
 _BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 
 
@@ -369,7 +371,7 @@ def _removed(expander: Expander, piece: Parameter, text: str) -> str | None:
     """Remove the shortest (`#`, `%`) or longest (`##`, `%%`) match of a pattern from an end of the text."""
     assert piece.argument is not None
     pattern = expander.pattern(piece.argument)
-    if pattern is None:
+    if pattern is None or len(text) > MAX_MATCHED:
         return None
     at_start, longest = piece.operator[0] == "#", len(piece.operator) == 2
     cuts = range(len(text) + 1)
@@ -395,6 +397,8 @@ def _replaced(expander: Expander, piece: Parameter, text: str) -> str | None:
     )
     if not shown:
         return text
+    if patterns.has_star(shown) or shown[0] in "#%":
+        return None  # the longest match, or one at an end
     replacement = "".join(letter.char for letter, _ in new if letter)
     if "&" in replacement:
         return None

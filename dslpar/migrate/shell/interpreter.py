@@ -11,7 +11,8 @@ followed word by word; the variables of any other loop are unknown after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from dslpar.migrate.shell.assigned import assigned
@@ -67,6 +68,7 @@ class Interpreter:
 
     def __init__(self, script: Text, past_exits: bool = False) -> None:
         self.script = script
+        self.ends_of_lines = [index for index, letter in enumerate(script) if letter.char == "\n"]
         self.past_exits = past_exits
         """Whether `exit` does nothing, so that what follows is read too."""
         self.budget, self.steps, self.calls = Budget(), 0, 0
@@ -79,7 +81,7 @@ class Interpreter:
 
     def line(self, at: int) -> int:
         """Return the line number of a position."""
-        return sum(1 for letter in self.script[:at] if letter.char == "\n") + 1
+        return bisect_left(self.ends_of_lines, at) + 1
 
     def execute(self, command: Command, state: State) -> Truth:
         """Change the state as a command does, and return whether it succeeds."""
@@ -131,12 +133,10 @@ class Interpreter:
         if condition is not None:
             branch = command.then if condition else command.otherwise
             return self.execute(branch, state) if branch is not None else True
-        return self.both_branches(
-            [command.then, *([command.otherwise] if command.otherwise else [])],
-            not command.otherwise,
-            f"`if` of line {self.line(command.at)} decides",
-            state,
-        )
+        why = f"`if` of line {self.line(command.at)} decides"
+        if command.otherwise is None:
+            return self.both_branches([command.then], True, why, state)
+        return self.both_branches([command.then, command.otherwise], False, why, state)
 
     def both_branches(self, branches: list[Command], may_skip: bool, why: str, state: State) -> Truth:
         """Follow branches of which one runs, or none if `may_skip`."""
@@ -186,7 +186,8 @@ class Interpreter:
             state.variables[command.name] = unknown_variable(
                 why, choices if items and len(choices) == len(items) else ()
             )
-            return self.repeated(command.body, state, why, skip=True)
+            return self.repeated(command.body, state, why)
+        around, state.escapes = state.escapes, []
         broken: list[State] = []
         for item in items:
             state.variables[command.name] = text_variable(item)
@@ -200,6 +201,7 @@ class Interpreter:
             kept = state.copy()
             kept.escapes = [*state.escapes, *broken]
             state.become(arrived(kept, ("break",), why))
+        state.escapes += around
         return None
 
     def loop(self, command: Loop, state: State) -> Truth:
@@ -210,9 +212,9 @@ class Interpreter:
                 return True
         for name in command.names:
             state.variables[name] = unknown_variable(why)
-        return self.repeated(command.body, state, why, skip=False)
+        return self.repeated(command.body, state, why)
 
-    def repeated(self, body: Command, state: State, why: str, skip: bool) -> Truth:
+    def repeated(self, body: Command, state: State, why: str) -> Truth:
         """Follow the body of a loop once; what it sets is unknown before and after it, since it may run any often."""
         names = assigned(body, state.functions)
         for name in state.variables if names is None else names:
@@ -225,8 +227,7 @@ class Interpreter:
             state.variables[name] = made
         inside = state.copy()
         self.execute(body, inside)
-        escapes = [path for path in (inside, *inside.escapes) if path.ended == "return"]
-        state.escapes += escapes
+        state.escapes += [path for path in (inside, *inside.escapes) if path.ended == "return"]
         return None
 
     def function(self, command: Function, state: State) -> Truth:
@@ -248,31 +249,27 @@ class Interpreter:
         if not command.words or (not fields and not any(isinstance(word, Assignment) for word in command.words)):
             return self.assign_all(command.assignments, state)
         name = plain(fields[0]) if fields else ""
-        own = BUILTINS.get(name)
-        if own is not None:
-            with_prefix = state if not command.assignments else self.with_prefix(command.assignments, state)
-            status = own(self, command, fields, with_prefix)
-            if with_prefix is not state:
-                self.keep(state, with_prefix, command.assignments)
-            return status
-        if name in state.functions:
-            inside = state if not command.assignments else self.with_prefix(command.assignments, state)
+        inside = self.with_prefix(command.assignments, state) if command.assignments else state
+        if name in BUILTINS:
+            status = BUILTINS[name](self, command, fields, inside)
+        elif name in state.functions:
             status = self.call(state.functions[name], tuple(fields[1:]), inside)
-            if inside is not state:
-                self.keep(state, inside, command.assignments)
-            return status
-        self.external(fields, command.at, self.with_prefix(command.assignments, state))
-        return None
+        else:
+            self.external(fields, command.at, inside)
+            return None
+        if inside is not state:
+            self.keep(state, inside, command.assignments)
+        return status
 
-    def with_prefix(self, assignments: Iterable[Assignment], state: State) -> State:
+    def with_prefix(self, assignments: tuple[Assignment, ...], state: State) -> State:
         """Return the state of a command that has assignments before it."""
         made = state.copy()
         self.assign_all(assignments, made)
         made.exported |= {assignment.name for assignment in assignments}
         return made
 
-    def keep(self, state: State, after: State, assignments: Iterable[Assignment]) -> None:
-        """Take over what a builtin did, without the assignments before its name."""
+    def keep(self, state: State, after: State, assignments: tuple[Assignment, ...]) -> None:
+        """Take over what a command did, without the assignments before its name."""
         for assignment in assignments:
             if assignment.name in state.variables:
                 after.variables[assignment.name] = state.variables[assignment.name]
@@ -280,12 +277,11 @@ class Interpreter:
                 after.variables.pop(assignment.name, None)
         state.become(after)
 
-    def assign_all(self, assignments: Iterable[Assignment], state: State) -> Truth:
-        known: Truth = True
+    def assign_all(self, assignments: tuple[Assignment, ...], state: State) -> Truth:
+        """Make assignments; `A=$(command)` fails as the command does."""
         for assignment in assignments:
             self.assign(assignment, state)
-            known = None  # `A=$(command)` fails as the command does
-        return known if known else (True if all(map(_is_plain, assignments)) else None)
+        return True if all(map(_is_plain, assignments)) else None
 
     def assign(self, assignment: Assignment, state: State) -> None:
         expander = Expander(state, self.budget)
@@ -317,8 +313,8 @@ class Interpreter:
         self.calls += 1
         if self.calls > MAX_CALLS:
             raise TooLongError
-        parameters, shadowed = state.parameters, state.shadowed
-        state.parameters, state.shadowed = arguments, {}
+        parameters, shadowed, around = state.parameters, state.shadowed, state.escapes
+        state.parameters, state.shadowed, state.escapes = arguments, {}, []
         status = self.execute(body, state)
         state.become(arrived(state, ("return",), "a `return` decides"))
         for name, value in (state.shadowed or {}).items():
@@ -327,6 +323,7 @@ class Interpreter:
             else:
                 state.variables[name] = value
         state.parameters, state.shadowed = parameters, shadowed
+        state.escapes += around
         self.calls -= 1
         return status
 

@@ -50,6 +50,9 @@ _REDIRECTION = re.compile(r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|<&|>>|>&|>\||<(?!\()|
 _PLACEHOLDER = re.compile(r"<(?![\s(<&>])[^<>\n;|&$`\"']*(?<!\s)>(?![(&>])")
 _OPERATORS = re.compile(r":[-=?+]|\^\^|,,|##|%%|//|/#|/%|[-=?+#%/^,@:]")
 _SPECIAL = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!-]")
+_PLAIN = re.compile(r"[^\s;&|()<>'\"$`\\}]+")
+_QUOTED = re.compile(r'[^$`"\\]+')
+"""Runs of characters without a meaning of their own, outside of quotes and in double quotes."""
 _END_OF_WORD = " \t\n;&|()<>"
 
 
@@ -478,16 +481,14 @@ class _Parser:
             else:
                 pieces.append(self.substitution(2))
         else:
-            self.literal(pieces, 1)
+            self.literal(pieces, _PLAIN)
 
-    def literal(self, pieces: list[Piece], count: int) -> None:
-        """Add characters to the literal at the end of the pieces."""
-        text = self.letters[self.at : self.at + count]
-        if pieces and isinstance(pieces[-1], Literal):
-            pieces[-1] = Literal(pieces[-1].text + text)
-        else:
-            pieces.append(Literal(text))
-        self.at += count
+    def literal(self, pieces: list[Piece], run: re.Pattern[str] | None = None) -> None:
+        """Add a run of characters, at least one."""
+        found = self.match(run) if run else None
+        end = found.end() if found else self.at + 1
+        pieces.append(Literal(self.letters[self.at : end]))
+        self.at = end
 
     def until(self, end: str) -> Text:
         """Return the letters up to a closing quote."""
@@ -501,32 +502,32 @@ class _Parser:
     def double_quoted(self) -> DoubleQuoted:
         start = self.at
         self.at += 1
-        pieces = self.pieces_until(lambda: self.peek('"'))
+        pieces = self.pieces_until()
         if self.at >= len(self.text):
             self.at = start
             raise self.error('unclosed "')
         self.at += 1
         return DoubleQuoted(tuple(pieces))
 
-    def pieces_until(self, is_end: Callable[[], bool]) -> list[Piece]:
-        """Parse as within double quotes."""
+    def pieces_until(self, stop: int | None = None) -> list[Piece]:
+        """Parse as within double quotes, up to a position or the closing quote."""
         pieces: list[Piece] = []
-        while self.at < len(self.text) and not is_end():
+        while self.at < len(self.text) and not (self.peek('"') if stop is None else self.at >= stop):
             if self.peek("\\\n"):
                 self.at += 2
             elif self.peek("\\") and self.at + 1 < len(self.text) and self.text[self.at + 1] in '$`"\\':
                 self.at += 1
-                self.literal(pieces, 1)
+                self.literal(pieces)
             elif self.text[self.at] in "$`":
                 pieces.append(self.expansion(quoted=True))
             else:
-                self.literal(pieces, 1)
+                self.literal(pieces, _QUOTED if stop is None else None)
         return pieces
 
     def word_between(self, start: int, end: int) -> Word:
         """Parse a stretch of the script as within double quotes; the position stays where it is."""
         kept, self.at = self.at, start
-        pieces = self.pieces_until(lambda: self.at >= end)
+        pieces = self.pieces_until(end)
         self.at = kept
         return Word(tuple(pieces), self.place(start))
 
@@ -669,7 +670,7 @@ class _Parser:
                 or (quoted and self.peek("'"))
                 or self.text[self.at] in "<>"
             ):
-                self.literal(pieces, 1)
+                self.literal(pieces)
             elif quoted and self.text[self.at] in "$`":
                 pieces.append(self.expansion(quoted=True))
             else:

@@ -1,8 +1,11 @@
-"""Patterns of a shell: `*`, `?` and `[...]`, as in `case` and `${NAME##*/}`."""
+"""Patterns of a shell: `*`, `?` and `[...]`, as in `case` and `${NAME##*/}`. A backslash escapes."""
 
 from __future__ import annotations
 
 import re
+
+_ELEMENT = re.compile(r"\\.|\[[!^]?\]?(?:\[:\w+:\]|[^\]])*\]|.", re.DOTALL)
+_CLASSES = {"alpha": "a-zA-Z", "digit": "0-9", "alnum": "a-zA-Z0-9", "space": r"\s", "upper": "A-Z", "lower": "a-z"}
 
 
 def escaped(text: str) -> str:
@@ -10,36 +13,43 @@ def escaped(text: str) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 
 
+def has_star(pattern: str) -> bool:
+    """Return whether a pattern matches texts of any length."""
+    return "*" in _ELEMENT.findall(pattern)
+
+
 def as_regex(pattern: str) -> str:
-    """Return the regular expression of a pattern. Backslashes escape."""
-    made, at = "", 0
-    while at < len(pattern):
-        letter = pattern[at]
-        at += 1
-        if letter == "\\" and at < len(pattern):
-            made += re.escape(pattern[at])
-            at += 1
-        elif letter == "*":
-            made += ".*"
-        elif letter == "?":
-            made += "."
-        elif letter == "[" and (found := re.compile(r"([!^]?)(\]?(?:\[:\w+:\]|[^\]])*)\]").match(pattern, at)):
-            made += f"[{'^' if found[1] else ''}{_members(found[2])}]"
-            at = found.end()
+    """Return the regular expression that matches what a pattern matches as a whole."""
+    parts = [""]
+    for element in _ELEMENT.findall(pattern):
+        if element == "*":
+            parts.append("")
         else:
-            made += re.escape(letter)
-    return made
+            parts[-1] += _element(element)
+    first, *between = parts
+    if not between:
+        return first
+    # The shortest match before each next part is enough, and is not tried again: the time stays linear in the text.
+    skipped = (f"(?=(?P<_{number}>.*?{part}))(?P=_{number})" for number, part in enumerate(between[:-1]) if part)
+    return f"{first}{''.join(skipped)}.*{between[-1]}"
 
 
-_CLASSES = {"alpha": "a-zA-Z", "digit": "0-9", "alnum": "a-zA-Z0-9", "space": r"\s", "upper": "A-Z", "lower": "a-z"}
+def _element(element: str) -> str:
+    """Return the regular expression of one element that is not `*`."""
+    if element == "?":
+        return "."
+    if len(element) > 2 and element[0] == "[":
+        negated = element[1] in "!^"
+        return f"[{'^' if negated else ''}{_members(element[1 + negated : -1])}]"
+    return re.escape(element[1:] if len(element) == 2 and element[0] == "\\" else element)
 
 
 def _members(text: str) -> str:
     """Return the members of a bracket expression as a regular expression has them."""
-    text = re.sub(
-        r"([\\\]^&~|])", r"\\\1", re.sub(r"\[:(\w+):\]", lambda found: f"\0{found[1]}\0", text).replace("[", r"\[")
-    )
-    return re.sub("\0(\\w+)\0", lambda found: _CLASSES.get(found[1], ""), text)
+    parts = re.split(r"\[:(\w+):\]", text)
+    names = [_CLASSES.get(name, "") for name in parts[1::2]]
+    plain = [re.sub(r"([\\\]\[^&~|])", r"\\\1", part) for part in parts[::2]]
+    return plain[0] + "".join(name + part for name, part in zip(names, plain[1:], strict=True))
 
 
 def matches(pattern: str, text: str) -> bool:

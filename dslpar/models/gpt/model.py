@@ -11,7 +11,6 @@ activation="swiglu", positions="rotary", bias=False, tie_embeddings=False, and i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -132,7 +131,7 @@ class GPT(section.GPT, LayeredModel):
             dropout=self.dropout,
             eps=self.layernorm_eps,
             init=normal(self.init_std),
-            init_out=normal(self.init_std / math.sqrt(2 * self.num_layers)),
+            init_out=normal(self.out_std),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -68,6 +69,8 @@ class GPT(TokenModel):
     """Added to the variance (RMSNorm: to the mean square) before the square root."""
     init_std: PositiveFloat = key(default=0.02, resume="refused", aliases="initializer_range")
     """Standard deviation of initial weights."""
+    init_out_std: PositiveFloat | None = key(default=None, resume="refused")
+    """Standard deviation in projections that add to the residual; default: init_std / sqrt(2 * num_layers)."""
     pretrained: str | None = key(
         default=None, resume="free", synonyms="model_name_or_path pretrained_model_name_or_path init_checkpoint"
     )
@@ -87,6 +90,11 @@ class GPT(TokenModel):
     def ffn_size(self) -> int:
         """Features of the MLP's hidden layer."""
         return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def out_std(self) -> float:
+        """Standard deviation of initial weights in projections that add to the residual."""
+        return self.init_out_std or self.init_std / math.sqrt(2 * self.num_layers)
 
     @property
     def kv_heads(self) -> int:

@@ -78,6 +78,9 @@ def test_names_and_initial_values() -> None:
     assert torch.equal(found["blocks.0.attention.qkv.bias"], torch.zeros(72))
     name = "blocks.1.mlp.down.weight"  # adds to the residual, so GPT-2 starts it smaller
     assert torch.equal(found[name], draw((24, 96), normal(0.02 / 2), 3, name))
+    wider = parameters(replace(TINY, init_out_std=0.3), mesh.TensorMesh())
+    assert torch.equal(wider[name], draw((24, 96), normal(0.3), 3, name))
+    assert torch.equal(wider["blocks.1.mlp.up.weight"], found["blocks.1.mlp.up.weight"])
     assert "head.weight" in parameters(UNTIED, mesh.TensorMesh())
 
 
