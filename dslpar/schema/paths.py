@@ -35,7 +35,7 @@ class NamedPath(NamedTuple):
 
     key: str
     """Dotted key, without the index of an item."""
-    index: int | None
+    item: int | None
     """Index in the list at `key`; None: the key has a single path."""
     written: str
     """The path as the author wrote it."""
@@ -125,19 +125,19 @@ def paths_of_data(spec: Spec, config_path: str) -> Iterator[NamedPath]:
     """Yield the paths of the section `data`."""
     base = _base(config_path)
     for section, data in parts_by_key(spec.data):
-        for index, name in enumerate(data.files or ()):
-            yield _named(f"{section}.files", index, name, base)
+        for number, name in enumerate(data.files or ()):
+            yield _named(f"{section}.files", number, name, base)
         for key in _OF_DATA:
-            if (name := getattr(data, key, None)) is not None:
-                yield _named(f"{section}.{key}", None, name, base)._replace(**_kind(key, data))
+            if (path := getattr(data, key, None)) is not None:
+                yield _named(f"{section}.{key}", None, path, base)._replace(**_kind(key, data))
 
 
 def _base(config_path: str) -> str:
     return os.path.dirname(os.path.abspath(config_path))
 
 
-def _named(key: str, index: int | None, written: str, base: str) -> NamedPath:
-    return NamedPath(key, index, written, os.path.normpath(os.path.join(base, written)), base)
+def _named(key: str, item: int | None, written: str, base: str) -> NamedPath:
+    return NamedPath(key, item, written, os.path.normpath(os.path.join(base, written)), base)
 
 
 def _kind(key: str, data: Data) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def check(named: Iterable[NamedPath], config_path: str) -> None:
 
 def _missing(named: NamedPath, config_path: str) -> Finding:
     code, otherwise = _OF_MODEL if named.key == "model.pretrained" else _OF_DATA_SETS
-    key = named.key if named.index is None else f"{named.key}.{named.index}"
+    key = named.key if named.item is None else f"{named.key}.{named.item}"
     return finding(code, named.message, named.hint(otherwise), config_path, key)
 
 
