@@ -19,7 +19,7 @@ from dslpar.core.suggest import nearest_first
 from dslpar.schema.datasets import Data, HuggingFaceData, TokensData, parts_by_key
 from dslpar.schema.sections import OtherModel, Spec
 
-_OF_DATA = ("tokenizer", "path", "labels", "eval_path")
+_KEYS_OF_DATA = ("tokenizer", "path", "labels", "eval_path")
 """Keys of a data set that name one path each; `files` names several. (BAT118 reads a chat's `template`.)"""
 _OF_MEGATRON = (".idx", ".bin")
 """Suffixes that the path of Megatron-LM's token files may lack."""
@@ -121,13 +121,21 @@ def pretrained_folder(spec: Spec, config_path: str) -> NamedPath | None:
     return NamedPath("model.pretrained", None, written, folder, base, of_hub=True)
 
 
+def resumed_checkpoint(spec: Spec) -> NamedPath | None:
+    """Return the checkpoint that `checkpoint.resume_from` names by its path, from the working folder; else None."""
+    written = spec.checkpoint.resume_from
+    if "/" not in written:
+        return None
+    return NamedPath("checkpoint.resume_from", None, written, os.path.abspath(written), os.getcwd())
+
+
 def paths_of_data(spec: Spec, config_path: str) -> Iterator[NamedPath]:
     """Yield the paths of the section `data`."""
     base = _base(config_path)
     for section, data in parts_by_key(spec.data):
         for number, name in enumerate(data.files or ()):
             yield _named(f"{section}.files", number, name, base)
-        for key in _OF_DATA:
+        for key in _KEYS_OF_DATA:
             if (path := getattr(data, key, None)) is not None:
                 yield _named(f"{section}.{key}", None, path, base)._replace(**_kind(key, data))
 
@@ -162,14 +170,20 @@ def check(named: Iterable[NamedPath], config_path: str) -> None:
 
 
 def _missing(named: NamedPath, config_path: str) -> Finding:
-    code, otherwise = _OF_MODEL if named.key == "model.pretrained" else _OF_DATA_SETS
+    code, otherwise = _FINDINGS.get(named.key, _OF_DATA)
     key = named.key if named.item is None else f"{named.key}.{named.item}"
     return finding(code, named.message, named.hint(otherwise), config_path, key)
 
 
-_OF_MODEL = "CKP205", "name a folder that transformers' save_pretrained wrote, by its path from the config's folder"
-_OF_DATA_SETS = "BAT201", "name a path from the config's folder"
-"""Code and help of a missing path."""
+_OF_DATA = "BAT201", "name a path from the config's folder"
+_FINDINGS = {
+    "model.pretrained": (
+        "CKP205",
+        "name a folder that transformers' save_pretrained wrote, by its path from the config's folder",
+    ),
+    "checkpoint.resume_from": ("CKP209", "name a checkpoint that exists, by its path from this folder"),
+}
+"""Key -> code and help of a missing path; `_OF_DATA` for the keys of data."""
 
 
 def _names_in(folder: str) -> list[str]:
