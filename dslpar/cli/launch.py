@@ -155,8 +155,11 @@ def _check_paths(args: argparse.Namespace, prepared: _Prepared) -> None:
     job = prepared.job
     if not _checks_paths(args, prepared.request.cluster, prepared.facts):
         return
+    named = [*paths.named_paths(job.spec, job.path)]
+    if {"--resume", "--eval-only"} & {*args.training_flags} and (stored := paths.resumed_checkpoint(job.spec)):
+        named.append(stored)
     try:
-        paths.check(paths.named_paths(job.spec, job.path), job.path)
+        paths.check(named, job.path)
     except DslparError as error:
         raise DslparError(prepared.config.at_keys(error.findings)) from None
 

@@ -130,7 +130,9 @@ def _check_classes(job: Job, found: Images) -> None:
         _refuse(job, f"images of {found.path!r} have no classes, which {config.model} needs as labels")
     if highest >= known:
         message = f"{found.path!r} has classes up to {highest}, but the model has only {known} classes"
-        raise_finding("BAT213", message, f"model.config.num_labels={highest + 1}", job.path, "model.config.num_labels")
+        has_weights = isinstance(model, OtherModel) and "pretrained" in model.args
+        hint = f"choose images of {known} classes" if has_weights else f"model.config.num_labels={highest + 1}"
+        raise_finding("BAT213", message, hint, job.path, "model.config.num_labels")
 
 
 _DEFAULT_CLASSES = 2

@@ -68,6 +68,10 @@ def fields_of_other_weights(config: TransformersConfig, saved: TransformersConfi
     heads, layers = saved.own_name("heads"), {saved.own_name("layers"), *saved.row.get("blocks", {}).values()}
     for name, value in ((name, config.values[name]) for name in config.keys):
         before = saved.values.get(name)
+        if name == LABELS:  # which follows from id2label alone, or from its default
+            if _has_classifier(saved) and value != _Counted(saved).num_labels():
+                yield name
+            continue
         if value == before or name not in saved.values:
             continue
         if name in layers:
@@ -75,6 +79,13 @@ def fields_of_other_weights(config: TransformersConfig, saved: TransformersConfi
                 yield name
         elif name == heads or _weights_by_part(saved.overridden(name, value)) != _weights_by_part(saved):
             yield name
+
+
+LABELS = "num_labels"
+
+
+def _has_classifier(config: TransformersConfig) -> bool:
+    return any("labels" in names for text in config.row.get("parts", {}).values() for _, names in _parsed(text))
 
 
 def _weights_by_part(config: TransformersConfig) -> Mapping[str, int | None]:
@@ -290,7 +301,8 @@ class _Counted:
     def _ffn(self) -> int:
         return self.config.size("ffn") or 4 * self._size("hidden")
 
-    def _labels(self) -> int | None:
+    def num_labels(self) -> int | None:
+        """Return the number of a classifier's classes."""
         labels = self.config.values.get("id2label")
         return len(labels) if labels else self.config.values.get("num_labels", 2)
 
@@ -313,7 +325,7 @@ _DERIVED: Mapping[str, Callable[[_Counted], int | None]] = {
     "kv_heads": _Counted._kv_heads,
     "head_dim": _Counted._head_dim,
     "ffn": _Counted._ffn,
-    "labels": _Counted._labels,
+    "labels": _Counted.num_labels,
     "q": lambda of: of._size("heads") * of._size("head_dim"),
     "kv": lambda of: of._size("kv_heads") * of._size("head_dim"),
     "patches": lambda of: (of._size("image") // of._size("patch")) ** 2,

@@ -68,8 +68,8 @@ def _cuboid(cx: Context, size: int) -> TensorMesh | None:
     elif tensor is None or tensor.mode is None:
         return None
     else:
-        tensor = replace(tensor, size=size)
-        if MODES[tensor.mode].axes(tensor) is None or (tensor.mode == "2.5d" and tensor.depth is None):
+        mode, tensor = tensor.mode, replace(tensor, size=size)
+        if MODES[mode].axes(tensor) is None or (mode == "2.5d" and tensor.depth is None):
             return None
     if context is not None and not combines(tensor, context):
         return None

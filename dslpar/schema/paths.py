@@ -19,7 +19,7 @@ from dslpar.core.suggest import nearest_first
 from dslpar.schema.datasets import Data, HuggingFaceData, TokensData, parts_by_key
 from dslpar.schema.sections import OtherModel, Spec
 
-_OF_DATA = ("tokenizer", "path", "labels", "eval_path")
+_KEYS_OF_DATA = ("tokenizer", "path", "labels", "eval_path")
 """Keys of a data set that name one path each; `files` names several. (BAT118 reads a chat's `template`.)"""
 _OF_MEGATRON = (".idx", ".bin")
 """Suffixes that the path of Megatron-LM's token files may lack."""
@@ -35,7 +35,7 @@ class NamedPath(NamedTuple):
 
     key: str
     """Dotted key, without the index of an item."""
-    index: int | None
+    item: int | None
     """Index in the list at `key`; None: the key has a single path."""
     written: str
     """The path as the author wrote it."""
@@ -121,23 +121,31 @@ def pretrained_folder(spec: Spec, config_path: str) -> NamedPath | None:
     return NamedPath("model.pretrained", None, written, folder, base, of_hub=True)
 
 
+def resumed_checkpoint(spec: Spec) -> NamedPath | None:
+    """Return the checkpoint that `checkpoint.resume_from` names by its path, from the working folder; else None."""
+    written = spec.checkpoint.resume_from
+    if "/" not in written:
+        return None
+    return NamedPath("checkpoint.resume_from", None, written, os.path.abspath(written), os.getcwd())
+
+
 def paths_of_data(spec: Spec, config_path: str) -> Iterator[NamedPath]:
     """Yield the paths of the section `data`."""
     base = _base(config_path)
     for section, data in parts_by_key(spec.data):
-        for index, name in enumerate(data.files or ()):
-            yield _named(f"{section}.files", index, name, base)
-        for key in _OF_DATA:
-            if (name := getattr(data, key, None)) is not None:
-                yield _named(f"{section}.{key}", None, name, base)._replace(**_kind(key, data))
+        for number, name in enumerate(data.files or ()):
+            yield _named(f"{section}.files", number, name, base)
+        for key in _KEYS_OF_DATA:
+            if (path := getattr(data, key, None)) is not None:
+                yield _named(f"{section}.{key}", None, path, base)._replace(**_kind(key, data))
 
 
 def _base(config_path: str) -> str:
     return os.path.dirname(os.path.abspath(config_path))
 
 
-def _named(key: str, index: int | None, written: str, base: str) -> NamedPath:
-    return NamedPath(key, index, written, os.path.normpath(os.path.join(base, written)), base)
+def _named(key: str, item: int | None, written: str, base: str) -> NamedPath:
+    return NamedPath(key, item, written, os.path.normpath(os.path.join(base, written)), base)
 
 
 def _kind(key: str, data: Data) -> dict[str, Any]:
@@ -162,14 +170,20 @@ def check(named: Iterable[NamedPath], config_path: str) -> None:
 
 
 def _missing(named: NamedPath, config_path: str) -> Finding:
-    code, otherwise = _OF_MODEL if named.key == "model.pretrained" else _OF_DATA_SETS
-    key = named.key if named.index is None else f"{named.key}.{named.index}"
+    code, otherwise = _FINDINGS.get(named.key, _OF_DATA)
+    key = named.key if named.item is None else f"{named.key}.{named.item}"
     return finding(code, named.message, named.hint(otherwise), config_path, key)
 
 
-_OF_MODEL = "CKP205", "name a folder that transformers' save_pretrained wrote, by its path from the config's folder"
-_OF_DATA_SETS = "BAT201", "name a path from the config's folder"
-"""Code and help of a missing path."""
+_OF_DATA = "BAT201", "name a path from the config's folder"
+_FINDINGS = {
+    "model.pretrained": (
+        "CKP205",
+        "name a folder that transformers' save_pretrained wrote, by its path from the config's folder",
+    ),
+    "checkpoint.resume_from": ("CKP209", "name a checkpoint that exists, by its path from this folder"),
+}
+"""Key -> code and help of a missing path; `_OF_DATA` for the keys of data."""
 
 
 def _names_in(folder: str) -> list[str]:

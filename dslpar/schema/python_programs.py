@@ -70,14 +70,14 @@ def program_in(text: str, path: str, sections: Collection[str]) -> PythonProgram
 
 def _marks(tree: ast.Module, sections: Collection[str]) -> Iterator[ast.AST]:
     """Yield what makes a file a program, the most certain first."""
-    for node in tree.body:
-        if isinstance(node, ast.If) and any(_is_name(each, "__name__") for each in ast.walk(node.test)):
-            yield node
+    for statement in tree.body:
+        if isinstance(statement, ast.If) and any(_is_name(each, "__name__") for each in ast.walk(statement.test)):
+            yield statement
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in STARTS:
             yield node
     if set(SECTIONS).isdisjoint(sections):
-        yield from (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+        yield from (each for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef))
 
 
 def _is_name(node: ast.AST, name: str) -> bool:

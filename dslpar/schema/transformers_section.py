@@ -35,6 +35,7 @@ AUTO = "Auto"
 def read(reader: Reader, node: Node, typed: Typed) -> sections.OtherModel:
     """Read the keys of a transformers model; report the others, and a model without a config."""
     name = (typed.name or "").rpartition(".")[2]
+    _report_two_kernels(reader, node)
     entries = {entry.name: entry for entry in typed.entries if entry.node.value is not None}
     args = {key: value for key, value in _arguments(reader, entries) if value is not None}
     before = len(reader.misreads)
@@ -49,6 +50,18 @@ def read(reader: Reader, node: Node, typed: Typed) -> sections.OtherModel:
         hint = f"config=dict(...) with the sizes of {name}; or pretrained='folder'"
         reader.report("CFG104", node.location, "missing key 'config' in model", hint, "model", "model.config")
     return reader.fields(sections.OtherModel, declared, node, "model", "model", target=typed.name, args=args)
+
+
+def _report_two_kernels(reader: Reader, node: Node) -> None:
+    """Report an attn_implementation that stands in the section and in its config."""
+    config = node.value.get("config")
+    below = config.value.get("attn_implementation") if config is not None and config.is_mapping else None
+    own = node.value.get("attn_implementation")
+    if own is not None and below is not None and None not in (own.value, below.value):
+        both = "model.attn_implementation and model.config.attn_implementation"
+        location = reader.config.key_at("model.attn_implementation")
+        hint = "leave model.config.attn_implementation out"
+        reader.report("CFG110", location, f"{both} are the same key", hint, "model.attn_implementation")
 
 
 def _arguments(reader: Reader, entries: dict[str, Entry]) -> Iterator[tuple[str, object]]:

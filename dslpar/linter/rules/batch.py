@@ -126,7 +126,7 @@ def text_not_found(cx: Context) -> Iterator[Problem]:
     for each in paths_of_data(cx.spec, cx.config.path):
         if not (each.is_missing and each.is_mistaken):
             continue
-        place = cx.source.at(each.key) if each.index is None else cx.source.at_item(each.key, each.index)
+        place = cx.source.at(each.key) if each.item is None else cx.source.at_item(each.key, each.item)
         hint = each.hint(f"choose {_WANTED.get(each.key.rpartition('.')[2], 'a path')} from the config's folder")
         yield Problem(place, each.message, hint, cx.source.key(each.key))
 

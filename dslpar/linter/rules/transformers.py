@@ -456,6 +456,7 @@ def _of_other_sizes(model: TransformersModel) -> Iterator[Problem]:
         key = model.config.keys[name]
         path, value = visible_path(file.path), show(saved.values.get(name))
         where = f"{path} has {value}" if name in saved.in_file else f"the model of {path} has {value}"
+        where = where if name in saved.values else f"{path} has another number"
         message = f"{key} is {show(model.config.values[name])}, but {where}, and its weights are for that"
         yield model.problem_of_key(key, "config", message, f"leave {key} out")
 

@@ -107,6 +107,20 @@ def test_a_missing_path_ends_before_ranks_start(
     assert "did you mean 'toks'?" in said
 
 
+def test_a_missing_checkpoint_ends_before_ranks_start(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dslpar.launch.supervise.run", lambda *_: 0)
+    (tmp_path / "run" / "checkpoints" / "step_000005").mkdir(parents=True)
+    name = tmp_path / "run" / "checkpoints" / "step_000006"
+    argv = ["launch", str(config), "--world-size", "4", f"checkpoint.resume_from={name}"]
+    assert main([*argv, "--resume"]) == 1
+    said = capsys.readouterr().err
+    assert "CKP209 no-such-checkpoint" in said
+    assert f"did you mean '{name.parent / 'step_000005'}'?" in said
+    assert main(argv) == 0, "without --resume no checkpoint is loaded"
+
+
 def test_paths_of_other_hosts_are_not_known_here(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

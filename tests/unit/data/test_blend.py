@@ -87,9 +87,9 @@ def test_held_out_samples_are_of_the_parts_that_hold_some_out(folder: Path) -> N
 @pytest.mark.parametrize(
     ("part", "code", "key"),
     [
-        ("dict(files=['gone.txt'])", "BAT201", "data.parts.1.files"),
-        ("dict(type='tokens', path='gone')", "BAT216", "data.parts.1.path"),
-        ("dict(type='huggingface', path='gone')", "BAT222", "data.parts.1.path"),
+        ("dict(files=['gone.txt'])", "BAT201", "data.parts.1.files.0"),
+        ("dict(type='tokens', path='gone')", "BAT201", "data.parts.1.path"),
+        ("dict(type='huggingface', path='gone')", "BAT201", "data.parts.1.path"),
         ("dict(type='collections_of_nobody.Data')", "CFG006", "data.parts.1.type"),
         ("dict(type='tests.unit.data.own_classes.Rows', count=9, size=3)", "CFG223", "data.parts.1"),
         (

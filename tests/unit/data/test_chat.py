@@ -250,7 +250,7 @@ def test_wrong_lines_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "code", "key"),
     [
-        ({"files": ("gone.jsonl",)}, "BAT201", "data.files"),
+        ({"files": ("gone.jsonl",)}, "BAT201", "data.files.0"),
         ({"eval_path": "gone.jsonl"}, "BAT201", "data.eval_path"),
         ({"template": "gone.jinja"}, "BAT218", "data.template"),
         ({"template": UNMARKED.replace("m['content'] +", "loop.last | string +")}, "BAT219", "data.template"),

@@ -177,7 +177,7 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "damage", "message"),
     [
-        ("path='gone'", None, "BAT222.*there is no such folder"),
+        ("path='gone'", None, "BAT201.*no such file or folder"),
         ("path='dict', split='tran'", None, "CFG|BAT123.*it has the splits train, test, but no 'tran'"),
         ("path='rows', split='train'", None, "BAT123.*it has no splits"),
         ("path='rows', text_column='number'", None, "BAT123.*'number' is not a text column: its type is int64"),

@@ -134,17 +134,15 @@ def test_another_tokenizer_is_other_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "there is no such file"),
         ("no json", "it is not JSON"),
         ("[]", "it is not a tokenizer.json"),
         ('{"model": {"vocab": {"a": "b"}}}', "it is not JSON"),
         ('{"model": {"vocab": {"a": 0}}}', "has no token 'cls'"),
     ],
 )
-def test_a_tokenizer_that_is_none(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_tokenizer_that_is_none(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
-    if text is not None:
-        (tmp_path / "tokenizer.json").write_text(text)
+    (tmp_path / "tokenizer.json").write_text(text)
     config = job(tmp_path, "mlm", BERT, files=("a.txt",), tokenizer="tokenizer.json")
     with pytest.raises(DslparError, match=f"BAT212.*{said}"):
         find_source(config)

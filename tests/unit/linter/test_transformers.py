@@ -244,6 +244,19 @@ def test_what_a_config_changes_of_weights(tmp_path: Path, written: str, in_file:
         assert each.help == f"leave {key} out"
 
 
+@pytest.mark.parametrize(("labels", "expected"), [(3, []), (10, ["num_labels is 10"])])
+def test_the_classes_of_a_classifier_are_weights(tmp_path: Path, labels: int, expected: list[str]) -> None:
+    (tmp_path / "saved").mkdir()
+    values: dict[str, object] = {"architectures": ["ViTForImageClassification"], "model_type": "vit"}
+    values["id2label"] = {"0": "a", "1": "b", "2": "c"}
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(values))
+    (tmp_path / "saved" / "model.safetensors").touch()
+    config = tmp_path / "cfg.py"
+    config.write_text(model(f"pretrained='saved', config=dict(num_labels={labels})", "ViTForImageClassification"))
+    found = [item for item in lint(load(str(config)), 1) if item.code == "CKP101"]
+    assert [item.message.partition(",")[0] for item in found] == expected
+
+
 def test_learned_positions_are_weights(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     values = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_positions": 64, "n_layer": 2}

@@ -144,5 +144,11 @@ def test_a_kernel_that_cannot_compute_the_attention_is_refused(arguments: str, p
     assert all(said in each.message and "attn_implementation='sdpa'" in each.help for each in found)
 
 
+def test_a_kernel_that_is_named_twice_is_one_too_many() -> None:
+    inner = LLAMA.replace("64)", "64, attn_implementation='sdpa')")
+    (found,) = findings(f"model = dict({inner}, attn_implementation='flash_attention_2')\n", 1)
+    assert (found.code, found.help) == ("CFG110", "leave model.config.attn_implementation out")
+
+
 def test_a_data_type_in_the_config_changes_nothing() -> None:
     assert "DEAD129" in codes(f"model = dict({LLAMA.replace('64)', '64, torch_dtype=' + repr('bfloat16') + ')')})\n", 1)
