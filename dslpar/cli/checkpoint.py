@@ -153,7 +153,8 @@ def _row(path: Path) -> Row:
 
 
 def _print_table(rows: Sequence[Row]) -> None:
-    columns = [key for key in rows[0] if key != "best"]
+    left_out = {"best", *(["eval_loss"] if all(row["eval_loss"] is None for row in rows) else [])}
+    columns = [key for key in rows[0] if key not in left_out]
     lines = [{key: key for key in columns}]
     lines += [{key: _cell(row, key) for key in columns} for row in rows]
     widths = {key: max(len(line[key]) for line in lines) for key in columns}

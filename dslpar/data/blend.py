@@ -37,18 +37,16 @@ class BlendSamples:
         self.offsets = [0, *accumulate(part.num_samples for part in parts)]
         self.num_samples = self.offsets[-1]
         self.all_counted = all(part.all_counted for part in parts)
-        self._permutations = [Permutations(part.num_samples, seed) for part in parts]
+        self._orders = [
+            part if isinstance(part, SamplesWithReplacement) else Permutations(part.num_samples, seed) for part in parts
+        ]
 
     def in_order(self, numbers: Sequence[int]) -> Sequence[int]:
         """Return the indices of the samples at these positions of the run."""
         found = []
         for number in numbers:
             part, index = self.order.locate(number)
-            own = self.parts[part]
-            drawn = own.in_order([index])[0] if isinstance(own, SamplesWithReplacement) else None
-            found.append(
-                self.offsets[part] + (self._permutations[part].sample_index(index) if drawn is None else drawn)
-            )
+            found.append(self.offsets[part] + self._orders[part].sample_index(index))
         return found
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:

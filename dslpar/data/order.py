@@ -58,7 +58,11 @@ class SamplesWithReplacement:
 
     def in_order(self, numbers: Sequence[int]) -> Sequence[int]:
         """Return the indices of the samples at these positions of the run."""
-        return [stable_hash("drawn", self.seed, number) % self.num_samples for number in numbers]
+        return list(map(self.sample_index, numbers))
+
+    def sample_index(self, k: int) -> int:
+        """Return the index of the k-th sample of the run, or of those that a blend takes from this data set."""
+        return stable_hash("drawn", self.seed, k) % self.num_samples
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:
         """Return inputs and labels of the samples."""

@@ -203,6 +203,15 @@ def test_a_trace_tells_what_closed_forms_do_not(layers: Path) -> None:
     assert "tensor" not in done.stdout.partition("the fastest of")[2], "plain layers cannot be cut"
 
 
+@pytest.mark.parametrize("flag", [[], ["--trace"], ["--dry-run"]])
+def test_a_program_s_model_needs_a_name(flag: list[str], layers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layers.write_text("data = dict(seq_len=32)\nbatch = dict(global_size=64)\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(layers), "--world-size", "4", "--device", "a100-80g", "--program", *flag])
+    assert ended.value.code == 2
+    assert "without --program, give --trace and model.type=MODULE.CLASS" in capsys.readouterr().err
+
+
 @pytest.mark.prove
 def test_samples_that_are_no_sequences_are_counted_by_themselves(tmp_path: Path) -> None:
     import numpy as np
