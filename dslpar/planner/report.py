@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dslpar.core.visible import json_text, visible
 from dslpar.forecast.candidate import Candidate, candidate_of
-from dslpar.forecast.constants import ENOUGH_RUNS, UNCOVERED, widest
+from dslpar.forecast.constants import ENOUGH_RUNS, UNCOVERED, Error, widest
 from dslpar.forecast.device import GIB
 from dslpar.forecast.host_memory import offloads_of
 from dslpar.forecast.model_states import owner_of
@@ -349,8 +349,15 @@ def _comparison(plan: Plan) -> Iterator[str]:
         yield f"1 to {len(alike)} differ by less than the forecast's error: measure them"
     best, own = options[0], plan.own
     if own.time.step_s > _MUCH * best.step_s:
-        why = _reason(own, best.forecast)
-        yield f"yours takes {own.time.step_s / best.step_s:.2f} times as long as the first{why}"
+        times, error = own.time.step_s / best.step_s, _ratio_error(own, best.forecast).half
+        unsure = f" (+- {_rounded(error)} in half of the cases)" if times <= 1 + error else ""
+        yield f"yours takes {times:.2f} times as long as the first{unsure}{_reason(own, best.forecast)}"
+
+
+def _ratio_error(one: Forecast, other: Forecast) -> Error:
+    """Return the error of the ratio of two layouts' times, which is larger if an uncovered effect is in one of them."""
+    same = set(one.uncovered) == set(other.uncovered)
+    return one.machine.comparison_error if same else widest(one.machine.comparison_error, UNCOVERED)
 
 
 def _reason(own: Forecast, best: Forecast) -> str:

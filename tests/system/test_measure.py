@@ -38,7 +38,7 @@ def test_two_ranks_measure_their_link(tmp_path: Path, capsys: pytest.CaptureFixt
     assert ran.returncode == 0, ran.stderr
     assert "all-reduces over 2 ranks" in ran.stdout
     assert ran.stdout.count("written to mine.json") == 1, "rank 0 speaks"
-    constants, _ = load(str(tmp_path / "mine.json"))
+    constants = load(str(tmp_path / "mine.json")).constants
     assert constants.link_latency_s > DEFAULT.link_latency_s, "sockets are slower than NVLink"
     assert constants.product_efficiency < DEFAULT.product_efficiency, "a CPU is no A10"
     argv = ["plan", str(ROOT / "configs" / "gpt_3d.py"), "--world-size", "8", "--device", "a10-24g", "--format", "json"]

@@ -7,10 +7,11 @@ from math import log
 import pytest
 
 from benchmarks import leave_out
-from benchmarks.forecast_fits import STACKS, UNFITTED, Data, data_of
+from benchmarks.forecast_fits import DATA, STACKS, UNFITTED, Data, data_of, load_unfitted
 from benchmarks.published_runs import published_run
-from dslpar.forecast.constants import Constants, Error
-from tests.unit.benchmarks.test_published_runs import MEGATRON, ROW
+from dslpar.forecast.calibrate import residuals_of
+from dslpar.forecast.constants import DEFAULT, ERROR, Constants, Error
+from tests.unit.benchmarks.test_published_runs import MEGATRON, ROW, needs_data
 
 NEMO = ROW | {"source": "20", "net": "IB NDR 3200 Gb/s a node", "set": "nemo"}
 
@@ -61,3 +62,16 @@ def test_a_stack_is_forecast_with_constants_of_the_others(monkeypatch: pytest.Mo
     text = "\n".join(leave_out.report(found))
     assert "stacks left out" in text
     assert "ERROR = Error(half=" in text
+
+
+@needs_data
+def test_the_printed_error_covers_the_stacks_that_are_never_fitted() -> None:
+    """`dslpar plan` prints `ERROR`; its constants have seen none of these runs."""
+    data = load_unfitted(DATA)
+    groups = {
+        stack: residuals_of([data.terms[i] for i in data.of_stack(stack)], DEFAULT)
+        for stack in dict.fromkeys(run.stack for run in data.runs)
+    }
+    assert len(groups) == 5
+    found = leave_out.pooled(groups)
+    assert all(seen <= printed for seen, printed in zip(found, ERROR, strict=True)), found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -409,6 +410,7 @@ def test_offload_is_dropped_where_less_of_it_is_faster(tmp_path: Path, capsys: p
     assert "yours    data 8, ZeRO 3, micro 4 x 2, offload of optimizer and weights\n" in out
     assert f"  host memory    {made['host_bytes'] / 2**30:7.1f}  offloaded," in out
     assert "no measured run has offload: the error is the largest of any effect left out\n" in out
+    assert re.search(r"yours takes 1\.\d\d times as long as the first \(\+- \d\d % in half of the cases\)", out)
     assert main(["plan", *on_8, *first["overrides"]]) == 0
     assert "never measured" in capsys.readouterr().out
 
