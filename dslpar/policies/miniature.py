@@ -225,7 +225,7 @@ def _image(values: Mapping[str, Any]) -> dict[str, Any]:
     if patch:
         found["patch_size"] = _like(patch, _PATCH)
     if values.get("image_size"):
-        depths = values.get("depths")
+        depths: Any = values.get("depths")
         patches = _WINDOW * 2 ** (len(depths) - 1) if _is_list(depths) else _FLAT
         found["image_size"] = _like(values["image_size"], patches * _PATCH)
     if values.get("window_size"):
