@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from dslpar.core.catalog import finding
-from dslpar.core.errors import DslparError
+from dslpar.core.catalog import raise_finding
 from dslpar.policies import probe
 from dslpar.policies.draft import drafted
 from dslpar.policies.errors import UNSPLIT
@@ -72,19 +71,20 @@ def derive(model: Any, plan: Mapping[str, str] | None = None) -> Policy:
         DslparError: the model has no plan, or the plan has unknown entries; the error lists all of them.
     """
     plan = (model.tp_plan or {}) if plan is None else plan
-    found = _Derivation(model, plan) if plan else None
-    problems = found.problems if found else ["transformers has no tensor plan for it"]
-    if problems:
-        message = f"{type(model).__name__}: {'; '.join(problems)}"
-        raise DslparError([finding("TEN234", message, _what_to_write(model), key="model.policy")])
+    if not plan:
+        _refuse(model, ["transformers has no tensor plan for it"])
+    found = _Derivation(model, plan)
+    if found.problems:
+        _refuse(model, found.problems)
     return found.policy()
 
 
-def _what_to_write(model: Any) -> str:
-    """Return the help for a model without a derived policy: a policy to try."""
+def _refuse(model: Any, problems: Sequence[str]) -> NoReturn:
+    """Raise a finding whose help is a policy to try, if the model's modules have usual names."""
     name = fitting(model)
     text = f"policy={name!r}" if name else drafted(model)
-    return f"{text}, untested: `dslpar policy check` compares it" if text else UNSPLIT
+    hint = f"{text}, untested: `dslpar policy check` compares it" if text else UNSPLIT
+    raise_finding("TEN234", f"{type(model).__name__}: {'; '.join(problems)}", hint, key="model.policy")
 
 
 def plan_of(cls: Any, prefix: str) -> dict[str, str]:

@@ -43,7 +43,7 @@ class as_findings(ContextDecorator):  # a class: a generator would cost more at 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         # Wrong shapes raise RuntimeError itself; its subclasses are errors of memory and networks.
         is_shape = type(error) is RuntimeError and not _MACHINE.search(str(error))
-        if isinstance(error, DslparError) or not (isinstance(error, _CODE) or is_shape):
+        if error is None or isinstance(error, DslparError) or not (isinstance(error, _CODE) or is_shape):
             return
         said = str(error).strip().partition("\n")[0]
         message = f"{self.what} fails: {type(error).__name__}: {said or _place(error)}"

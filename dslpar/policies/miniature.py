@@ -64,8 +64,15 @@ _AT_MOST: Mapping[str, int] = {
 """Field -> its largest value in a miniature."""
 _FLOATS: Mapping[str, float] = {**dict.fromkeys(("initializer_range", "init_std"), 0.2), "mask_ratio": 0.6}
 """Field -> its value: with weights of this size, activations are of order 1, and a lost term shows."""
-_NEEDED: Mapping[str, int] = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_shared_experts": 1, "head_dim": 8}
-"""Fields that a class may leave open (DeepSeek-V2, Dots1, HunYuan), but without which it does not run."""
+_NEEDED: Mapping[str, int] = {
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "vocab_size": 70,
+    "head_dim": 8,
+    "num_key_value_heads": 4,
+}
+"""Fields that a class may leave open (DeepSeek-V2, Dots1, HunYuan, Nemotron), but without which it does not run."""
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _OF_CLASS: Mapping[str, Mapping[str, Any]] = {
     "CohereCompassTextConfig": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE)},
@@ -210,7 +217,11 @@ def _sizes(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         found["head_dim"] *= values["expand"]
     if values.get("kv_lora_rank"):  # latent attention: each head has a key, of which rotary rotates head_dim
         found["num_key_value_heads"] = found.get("num_attention_heads", _SIZES["num_attention_heads"])
-        found["head_dim"] = found.get("qk_rope_head_dim", _SIZES["head_dim"])
+        rotary, plain = (_SIZES[each] for each in ("qk_rope_head_dim", "qk_nope_head_dim"))
+        both = values.get("qk_rope_head_dim", 0) + values.get("qk_nope_head_dim", 0)
+        found["head_dim"] = (
+            rotary + plain if vars(config).get("head_dim") == both else rotary
+        )  # Mistral 4's is both parts
     beyond = _SIZES["vocab_size"]
     for name, value in values.items():
         if name.endswith(("token_id", "token_index")) and name not in found and isinstance(value, int):
@@ -225,7 +236,7 @@ def _image(values: Mapping[str, Any]) -> dict[str, Any]:
     if patch:
         found["patch_size"] = _like(patch, _PATCH)
     if values.get("image_size"):
-        depths = values.get("depths")
+        depths: Any = values.get("depths")
         patches = _WINDOW * 2 ** (len(depths) - 1) if _is_list(depths) else _FLAT
         found["image_size"] = _like(values["image_size"], patches * _PATCH)
     if values.get("window_size"):

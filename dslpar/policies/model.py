@@ -79,8 +79,8 @@ class HuggingFaceModel(LayeredModel):
         attn_implementation: str | None = None,
     ) -> None:
         config = config_of(cls, config, pretrained)
-        given = as_policy(policy, POLICIES, DERIVED) if policy not in (None, "derived") else None
-        written = given if isinstance(given, Policy) else POLICIES.get(cls.__name__) if policy is None else None
+        named = as_policy(policy, POLICIES, DERIVED) if policy not in (None, "derived") else None
+        written = named if isinstance(named, Policy) else POLICIES.get(cls.__name__) if policy is None else None
         if written is None:
             check_inputs(cls)
         has_door = getattr(cls, "_supports_attention_backend", False) or _REGISTRY in vars(sys.modules[cls.__module__])
@@ -101,7 +101,7 @@ class HuggingFaceModel(LayeredModel):
         prefix, stored = self.model.base_model_prefix, Saved(self.model).stored
         self.folder = None if pretrained is None else Folder(pretrained, prefix, stored)
         with as_findings(f"{cls.__name__}: deriving a policy"):
-            self.policy = written or _derived(self.model, given or policy)
+            self.policy = written or _derived(self.model, named or policy)
         self.policy = replace(self.policy, blocks=lists_of_blocks(self.model, self.policy.blocks))
         check_settings(cls.__name__, self.config, self.policy)
         with as_findings(f"{cls.__name__}: its token table"):

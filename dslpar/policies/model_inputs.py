@@ -50,9 +50,9 @@ def check_inputs(cls: Any) -> None:
 def language_model(cls: Any) -> str:
     """Return the name of the class for causal language modelling with the text config of a composite; "" if none."""
     try:
-        of = type(getattr(default_config(cls, {}), "text_config", None))
+        of: Any = type(getattr(default_config(cls, {}), "text_config", None))
     except DslparError:  # no defaults, so no class of a text config either
         return ""
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(of, None)
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(of, None)
     found = found[0] if isinstance(found, tuple) else found
     return "" if found is None or found is cls or other_input(found) else str(found.__name__)

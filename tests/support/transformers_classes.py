@@ -7,8 +7,8 @@
 Each class runs in a process of its own with a time limit, so that a crash or a hang is a row like any other. If a
 finding's help is a policy or a setting of the config, the class is checked again with it, as a user would.
 
-The classes are those that transformers lists for language models, masked tokens, encoder-decoders, classes of images
-and pre-training. Every other config class is represented by its first model class.
+The classes are those with a policy, and those that transformers lists for language models, masked tokens,
+encoder-decoders, classes of images and pre-training. Every other config class is represented by its first model class.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from transformers.models.auto import modeling_auto
 from dslpar.core.errors import DslparError
 from dslpar.policies import check
 from dslpar.policies.model_inputs import other_input
+from dslpar.schema.transformers_policies import DERIVED, POLICIES
 from tests.support.paths import ROOT
 
 RECORD = ROOT / "tests" / "support" / "tables" / "transformers_classes.json"
@@ -67,7 +68,7 @@ class Row(NamedTuple):
 
 def classes() -> list[str]:
     """Return the names of all classes to check."""
-    found: dict[str, None] = {}
+    found: dict[str, None] = dict.fromkeys([*POLICIES, *sorted(DERIVED)])
     for task in TASKS:
         for names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
             found |= dict.fromkeys([names] if isinstance(names, str) else names)
@@ -241,16 +242,19 @@ def page(version: str, found: Mapping[str, Row]) -> str:
     for row in sorted(found.values(), key=lambda row: row.name.lower()):
         by_outcome.setdefault(row.outcome, []).append(row)
     exact, refused, other = (by_outcome.get(each, []) for each in ("exact", "refused", "other input"))
-    return _PAGE.format(
+    introduction = _INTRODUCTION.format(
         version=version,
         command=COMMAND,
         number=len(found),
-        modes=", ".join(MODES),
         num_exact=len(exact),
         num_as_is=sum(not row.written for row in exact),
         num_refused=len(refused),
         num_other=len(other),
-        as_is=_names(row.name for row in exact if not row.written),
+    )
+    return _PAGE.format(
+        introduction=_filled(introduction),
+        modes=_filled(_MODES.format(modes=", ".join(MODES))),
+        as_is=_filled(", ".join(row.name for row in exact if not row.written)),
         with_lines=_grouped((_text_of(row.written), row.name) for row in exact if row.written),
         modes_refused=_grouped((reason, row.name) for row in exact for reason in _reasons(row)),
         refused=_lines(f"| {row.name} | {_cell(row.finding)} |" for row in refused),
@@ -258,8 +262,8 @@ def page(version: str, found: Mapping[str, Row]) -> str:
     )
 
 
-def _names(names: Iterable[str]) -> str:
-    return textwrap.fill(", ".join(names), 120, break_on_hyphens=False)
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False)
 
 
 def _lines(rows: Iterable[str]) -> str:
@@ -306,18 +310,24 @@ def _cell(text: str) -> str:
     return text if len(text) <= 160 else f"{text[:157]}..."
 
 
+_INTRODUCTION = """\
+What `dslpar policy check` finds about {number} classes of transformers {version}: those with a policy, those for \
+language models, masked tokens, encoder-decoders, classes of images and pre-training, and one class of each other \
+config. {num_exact} are exact, {num_as_is} of them without a line. {num_refused} are refused by a finding, and \
+{num_other} take other inputs than tokens or images. No class computes something else. `{command}` checks all of them, \
+follows the helps of findings as a user would, and writes this page.
+"""
+_MODES = """\
+Exact means that logits, loss and every gradient of a class in miniature equal those of plain transformers, to 1e-12 \
+in float64, with padded samples, in these modes: {modes}. A class that is refused runs whole on data ranks: pass it to \
+`dslpar.initialize(config, model=..., criterion=...)` without `parallel.tensor` and `parallel.pipeline`.
+"""
 _PAGE = """\
 # Classes of transformers
 
-What `dslpar policy check` finds about {number} classes of transformers {version}: those for language models, masked
-tokens, encoder-decoders, classes of images and pre-training, and one class of each other config. {num_exact} are exact,
-{num_as_is} of them without a line. {num_refused} are refused by a finding, and {num_other} take other inputs than
-tokens or images. No class computes something else. (Written by `{command} --page` from the record of its last run,
-which follows the helps of findings as a user would.)
+{introduction}
 
-Exact means that in these modes logits, loss and every gradient of a class in miniature equal those of plain
-transformers, to 1e-12 in float64, with padded samples: {modes}. A class that is refused runs whole on data ranks: pass
-it to `dslpar.initialize(config, model=..., criterion=...)` without `parallel.tensor` and `parallel.pipeline`.
+{modes}
 
 ## Exact without a line
 
