@@ -202,7 +202,7 @@ def _median(records: Sequence[Record], name: str) -> float | None:
 
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ dslpar (INFO|ERROR) (.*)((?:\n  .*)*)$", re.MULTILINE)
 _BEGUN = re.compile(r"world of \d+ = ")
-_ENDS = {"told to stop": "stopped", "interrupted": "interrupted", "dslpar launch: stopped by": "interrupted"}
+_ENDS = {"told to stop": "stopped", "interrupted": "interrupted", "dslpar launch: stopped": "interrupted"}
 """Beginnings of lines about a run's end that are no errors, with the state that follows."""
 
 

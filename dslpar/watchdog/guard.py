@@ -452,8 +452,8 @@ class Guard:
         if first not in (None, verdict.who.rank, self.settings.rank):
             return
         notes = [verdicts.held_note(reason.held_s)] if verdict.weak else []
-        if first is None and (unordered := verdicts.without_order(verdict)) != verdict:
-            verdict, notes = unordered, [verdicts.ORDER_UNKNOWN, *notes]
+        if first is None and (how := verdicts.without_order(verdict.how)) != verdict.how:
+            verdict, notes = verdict._replace(how=how), [verdicts.ORDER_UNKNOWN, *notes]
         _write(verdict.message("; ".join(notes)))
 
     def _ask_first(self) -> int | None:

@@ -24,7 +24,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import NamedTuple
@@ -36,6 +36,9 @@ from dslpar.watchdog.peers import HELD_BACK_S
 from dslpar.watchdog.processes import stat
 from dslpar.watchdog.rank_process import STOPS
 from dslpar.watchdog.status_page import StatusPage, join_location
+
+_TIE_S = 0.1
+"""Ends of processes that are seen within this time cannot be ordered. `dslpar launch` looks every 0.05 s."""
 
 
 class Failure(NamedTuple):
@@ -163,7 +166,7 @@ class JobWatch:
         if not first.weak:
             aborts = [failure for failure in failures if failure.weak and failure.time_s < first.time_s]
             if not aborts:
-                return first
+                return _without_order(first, failures)
             earlier = min(aborts, key=lambda failure: failure.time_s)
             note = f"{earlier.who} had aborted {first.time_s - earlier.time_s:.1f} s before"
             return first._replace(note=f"{first.note}; {note}" if first.note else note)
@@ -225,6 +228,20 @@ class JobWatch:
     def _report(self, who: Rank) -> Report | None:
         report = self._marks.get(f"{who.rank}.error")
         return report if isinstance(report, Report) else None
+
+
+def _without_order(first: Failure, failures: Sequence[Failure]) -> Failure:
+    """Return the first failure; if others cannot be told from it by time, leave open which was first.
+
+    Only ends without a traceback are meant: ranks that leave together are found gone at one look.
+    """
+    silent = [failure for failure in failures if not (failure.weak or failure.trace) and failure is not first]
+    tied = [failure for failure in silent if failure.time_s - first.time_s < _TIE_S]
+    if first.trace or not tied:
+        return first
+    count = f"{len(tied)} other rank{'s' if tied[1:] else ''} ended within {_TIE_S:g} s of it"
+    note = f"{count}, and {verdicts.ORDER_UNKNOWN}"
+    return first._replace(how=verdicts.without_order(first.how), note=f"{first.note}; {note}" if first.note else note)
 
 
 def _wait_status(pid: int) -> int | None:

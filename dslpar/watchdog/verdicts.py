@@ -83,16 +83,20 @@ def _describe_death(status: int | None, stack: str, *, exited: bool) -> str:
 
 
 ORDER_UNKNOWN = "which rank ended first is unknown"
-_CLAIMS = {"was the first to end": "ended", "crashed first": "crashed"}
+_CLAIMS = {"was the first to end": "ended", "left first": "left", "crashed first": "crashed"}
 """Claims about the order in which ranks ended, and what remains true of each if the order is unknown."""
 
 
-def without_order(verdict: Verdict) -> Verdict:
-    """Return a verdict that leaves open which rank ended first; the same verdict if it does not claim an order."""
+def without_order(how: str) -> str:
+    """Return how a rank failed, without the claim that it was the first.
+
+    >>> without_order("was the first to end, by SIGKILL"), without_order("hangs")
+    ('ended, by SIGKILL', 'hangs')
+    """
     for claim, rest in _CLAIMS.items():
-        if verdict.how.startswith(claim):
-            return verdict._replace(how=rest + verdict.how.removeprefix(claim))
-    return verdict
+        if how.startswith(claim):
+            return rest + how.removeprefix(claim)
+    return how
 
 
 def is_abort(status: int | None, stack: str) -> bool:

@@ -21,6 +21,7 @@ from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcom
 from dslpar.cluster.network import free_port
 from dslpar.reporting import run_list
 from dslpar.watchdog import failure_reports, job_watch, marks, peers, processes, rank_monitor
+from dslpar.watchdog.marks import Rank
 from tests.support.runs import CONFIG, ROOT, mpirun, write_config
 from tests.support.sampling import sampled
 from tests.support.stopwatch import Stopwatch
@@ -684,6 +685,29 @@ def test_a_launcher_that_fails_by_itself(tmp_path: Path, launcher: str, status: 
     process = supervised(tmp_path, launcher)
     assert process.communicate()[1].startswith(f"dslpar launch: the launcher {said}; its messages and those of")
     assert process.returncode == status
+
+
+def test_ranks_that_are_found_gone_together_are_not_ordered(tmp_path: Path) -> None:
+    """Exactly one is named, and it is not called the first."""
+    gone = subprocess.Popen([PYTHON, "-c", ""])
+    gone.wait()
+    for number in range(3):
+        marks.write(tmp_path, f"{number}.born", json.dumps(Rank(number, 3, "node", gone.pid)))
+    watch = job_watch.JobWatch(tmp_path)
+    assert watch.poll()
+    failure = watch.first_failure(signal.SIGKILL)
+    assert failure is not None
+    assert failure.describe("").startswith("rank 0 of 3 on node ended, by SIGKILL (SIGKILL comes most often from")
+    assert "; 2 other ranks ended within 0.1 s of it, and which rank ended first is unknown)" in failure.describe("")
+
+
+def test_a_launcher_does_not_see_another_job_s_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under mpirun, ranks would believe WORLD_SIZE=1, and each would train alone."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    process = supervised(tmp_path, "import os, sys; sys.exit(3 + ('WORLD_SIZE' in os.environ))")
+    process.communicate()
+    assert process.returncode == 3
 
 
 @pytest.mark.parametrize("remote", [False, True])

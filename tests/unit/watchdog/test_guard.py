@@ -353,16 +353,6 @@ def test_a_rank_that_leaves_by_itself_in_the_middle_ends_the_others(tmp_path: Pa
         assert said.endswith(": it left in the middle of the run")
 
 
-def test_one_of_several_ranks_that_leave_together_is_named_first(tmp_path: Path) -> None:
-    """Each guard finds its own rank gone, before it hears of another one. Rank 0's guard decides."""
-    with Ranks(tmp_path, *[when_all_have_met("os._exit(3)")] * 3) as ranks:
-        let_go(ranks)
-        ranks.statuses()
-        said = "\n".join(ranks.all_said())
-        assert said.count("was the first to end") == 1
-        assert said.count("os._exit") == 1, "the others say nothing of the kind"
-
-
 @pytest.mark.prove
 def test_a_job_that_was_suspended_does_not_hang(tmp_path: Path) -> None:
     """`scontrol suspend` stops rank and guard alike."""
@@ -711,6 +701,60 @@ def guard_of_an_aborted_rank(folder: Path, monkeypatch: pytest.MonkeyPatch, worl
     one = guard_of_a_rank(folder, 0, world)
     monkeypatch.setattr(one.rank, "wait_status", lambda: int(signal.SIGABRT))
     return one
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (0, ""),
+        (1, "was the first to end, with status 3, by os._exit or C's exit"),
+        (None, "ended, with status 3, by os._exit or C's exit (which rank ended first is unknown)"),
+    ],
+)
+def test_of_ranks_that_leave_together_one_is_named_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    first: int | None,
+    said: str,
+) -> None:
+    """Each guard finds its own rank gone before it hears of another one, and asks rank 0's guard, the hub."""
+    monkeypatch.setattr(guard, "_ANSWER_S", 0.05)
+    one = guard_of_a_rank(tmp_path, 1, 2)
+    monkeypatch.setattr(one.rank, "wait_status", lambda: 3 << 8)
+    connection: Any = Sent()
+
+    def send(message: object) -> None:
+        connection.sent.append(message)
+        if message == {"failed": True} and first is not None:
+            one._handle_hub({"end": True, "first": first})
+
+    connection.send = send
+    one.link.connection = connection
+    one._notice_end()
+    assert {"failed": True} in connection.sent
+    assert capfd.readouterr().err == (f"[rank 1 of 2 on host0] {said}\n" if said else "")
+    assert one.state is State.GONE
+    one.poller.close()
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+def test_the_hub_decides_by_what_it_has_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], own_first: bool
+) -> None:
+    one = guard_of_a_rank(tmp_path, 0, 2)
+    monkeypatch.setattr(one.rank, "wait_status", lambda: 3 << 8)
+    connection: Any = Sent()
+    assert one.hub is not None
+    one.hub.peers = {1: Peer(connection, 1, "host1", one.now)}
+    happens = [one._notice_end, lambda: one._handle_peer(1, {"failed": True})]
+    for event in happens if own_first else reversed(happens):
+        event()
+    ends = [message for message in connection.sent if message.get("end")]
+    assert [message["first"] for message in ends] == [0 if own_first else 1]
+    said = capfd.readouterr().err
+    assert said.startswith("[rank 0 of 2 on host0] was the first to end, with status 3") if own_first else said == ""
+    one.poller.close()
 
 
 def test_an_abort_is_held_back_and_then_told(
