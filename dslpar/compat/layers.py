@@ -21,7 +21,7 @@ from dslpar.distributed.groups import Groups
 
 
 class _State:
-    """What the next linear takes: the residual stream, or the inner features of the linear before it."""
+    """State of the alternation: the next linear takes the residual stream, or inner features."""
 
     inner_features: int | None = None
 

@@ -34,7 +34,7 @@ _LEFT_OUT = (
 
 
 class Schedule(Protocol):
-    """What an engine's schedule is to have."""
+    """Interface of an engine's schedule."""
 
     batch_size: int
     """Samples in the batch that it read last, on this data rank."""

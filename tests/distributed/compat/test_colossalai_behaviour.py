@@ -1,4 +1,4 @@
-"""What ColossalAI's engine, trainer, loaders and checkpoints do, by values."""
+"""Values that ColossalAI's engine, trainer, loaders and checkpoints compute."""
 
 from __future__ import annotations
 

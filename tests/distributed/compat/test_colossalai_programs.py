@@ -1,4 +1,4 @@
-"""Programs in the shape of ColossalAI's examples run by their import lines alone, or are told what to write."""
+"""Programs in the shape of ColossalAI's examples run by their import lines alone."""
 
 from __future__ import annotations
 
