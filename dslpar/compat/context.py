@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, EnumMeta
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -96,16 +96,14 @@ class GlobalContext:
     def run(self) -> Run:
         """The run, for dslpar's own functions, which take it as an argument."""
         if self._run is None:
-            message, hint = "no run was launched", "call colossalai.launch_from_torch(config=...) before"
-            raise_finding("HST231", message, hint)
+            _refuse_not_launched()
         return self._run
 
     @property
     def config(self) -> Settings:
         """The config's values, with attribute access: `gpc.config.NUM_EPOCHS`. The program may change them."""
         if self._values is None:
-            self.run  # noqa: B018  # raises: nothing was launched
-        assert self._values is not None
+            _refuse_not_launched()
         return self._values
 
     def load_config(self, config: Source) -> None:
@@ -198,6 +196,10 @@ class GlobalContext:
 
     def _axis(self, mode: ParallelMode) -> Axis:
         return self.run.groups.axis(*mode.axes)
+
+
+def _refuse_not_launched() -> NoReturn:
+    raise_finding("HST231", "no run was launched", "call colossalai.launch_from_torch(config=...) before")
 
 
 class Config(Settings):

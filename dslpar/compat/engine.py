@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dslpar.compat.schedules import OutputLabelLoss, Schedule
 from dslpar.distributed.groups import Groups
-from dslpar.engine.model import _to_fp32
+from dslpar.engine.model import to_fp32
 from dslpar.models.layered import LayerSpec
 from dslpar.models.sequential import SingleModule
 from dslpar.training.user_loop_engine import ProgramEngine
@@ -80,7 +80,7 @@ class ColossalaiEngine(ProgramEngine):
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Return the model's output for one micro-batch; tensors are moved to the device."""
-        takes_any = isinstance(self.deepspeed.module.specs[0].forward, type(_call)) and not self.uses_pipeline
+        takes_any = self.deepspeed.module.specs[0].forward is _call
         if not takes_any or (len(inputs) == 1 and not named and isinstance(inputs[0], Tensor)):
             return super().__call__(*inputs)
         return super().__call__(Arguments(to_device(inputs), to_device(named)))
@@ -100,8 +100,8 @@ class ColossalaiEngine(ProgramEngine):
         """Return the loss of one micro-batch, by the program's criterion, which receives outputs in fp32."""
         if self.own_criterion is None:
             return super().criterion(*outputs_and_labels, **named)
-        values = [_to_fp32(to_device(value)) for value in outputs_and_labels]
-        return self.own_criterion(*values, **{key: _to_fp32(to_device(value)) for key, value in named.items()})
+        values = [to_fp32(to_device(value)) for value in outputs_and_labels]
+        return self.own_criterion(*values, **{key: to_fp32(to_device(value)) for key, value in named.items()})
 
 
 def to_device(value: Any) -> Any:

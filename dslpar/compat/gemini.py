@@ -136,7 +136,7 @@ def init_chunk_manager(*args: Any, **kwargs: Any) -> ChunkManager:
 
 
 class GeminiManager:
-    """Where a model's tensors are: 'cuda', 'cpu' or 'auto'. 'auto' is 'cuda' here: no tensor moves by itself."""
+    """Placement of a model's tensors: 'cuda', 'cpu' or 'auto'. 'auto' is 'cuda' here: no tensor moves by itself."""
 
     def __init__(self, placement_policy: str, chunk_manager: ChunkManager | None = None) -> None:
         self.placement_policy = placement_policy

@@ -4,7 +4,7 @@
              LogMetricByEpochHook(logger), SaveCheckpointHook(1, "vit.pt", model)]
     trainer.fit(train_dataloader, epochs=10, hooks=hooks)
 
-A hook of one's own derives from BaseHook and overrides some of its methods. Hooks of lower `priority` are called first.
+Your own hook derives from BaseHook and overrides some of its methods. Hooks of lower `priority` are called first.
 Metrics lie in `trainer.states["metrics"]["train"]` and `["test"]`; only the last stage of a pipeline has all of them.
 """
 

@@ -15,6 +15,7 @@ from dslpar.api import Run
 from dslpar.compat import program_config
 from dslpar.compat.context import global_context
 from dslpar.compat.dist_logger import get_dist_logger
+from dslpar.compat.layers import begin_model
 from dslpar.linter.check import Source
 
 
@@ -54,6 +55,7 @@ def launch_from_torch(config: Source, backend: str | None = None, seed: int | No
     if backend not in (None, dist.get_backend()):
         raise ValueError(f"backend is {backend!r}, but this device uses {dist.get_backend()!r}: leave backend out")
     global_context.set_run(run, read, overrides)
+    begin_model()
     for note in read.notes:
         get_dist_logger().warning(note, ranks=[0])
     return run

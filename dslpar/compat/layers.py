@@ -18,12 +18,19 @@ from torch import Tensor, nn
 from dslpar import layers
 from dslpar.compat.context import global_context
 from dslpar.distributed.groups import Groups
+from dslpar.layers.dropout import shard_rng
+from dslpar.layers.placement import inner_cuts
 
 
 class _State:
-    """What the next linear takes: the residual stream, or the inner features of the linear before it."""
+    """State of the alternation: the next linear takes the residual stream, or inner features."""
 
     inner_features: int | None = None
+
+
+def begin_model() -> None:
+    """Begin anew: the next linear takes the residual stream."""
+    _State.inner_features = None
 
 
 def _groups() -> Groups | None:
@@ -95,9 +102,22 @@ def LayerNorm(normalized_shape: int, eps: float = 1e-05, bias: bool = True, **_:
 
 
 def Dropout(p: float = 0.5, inplace: bool = False) -> nn.Module:  # noqa: N802
-    """Return a dropout of the residual stream."""
+    """Return a dropout of what the layer before it returns: the residual stream, or inner features."""
     groups = _groups()
-    return nn.Dropout(p, inplace) if groups is None else layers.Dropout(groups, p)
+    if groups is None:
+        return nn.Dropout(p, inplace)
+    return layers.Dropout(groups, p) if _State.inner_features is None else _InnerDropout(groups, p)
+
+
+class _InnerDropout(layers.Dropout):
+    """Dropout of stored inner features, with other masks on ranks that hold other features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop elements of this rank's piece [batch/x, sequence, F/y]."""
+        if not self.training or self.p == 0:
+            return x
+        with shard_rng(self.groups, inner_cuts(self.groups.tensor), x.device):
+            return nn.functional.dropout(x, self.p)
 
 
 def PatchEmbedding(  # noqa: N802

@@ -44,7 +44,7 @@ class Metric(ABC):
 
     @property
     def epoch_only(self) -> bool:
-        """Whether the metric has a meaning for whole epochs only."""
+        """True if the metric has a meaning for whole epochs only."""
         return self._epoch_only
 
     @abstractmethod

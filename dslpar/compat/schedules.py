@@ -34,7 +34,7 @@ _LEFT_OUT = (
 
 
 class Schedule(Protocol):
-    """What an engine's schedule is to have."""
+    """Interface of an engine's schedule."""
 
     batch_size: int
     """Samples in the batch that it read last, on this data rank."""
@@ -54,7 +54,8 @@ class Schedule(Protocol):
 class PipelineSchedule:
     """Runs all micro-batches of an optimizer step, with or without a pipeline.
 
-    data_process_func: converts what the data iterator yields to (inputs, label).
+    data_process_func: converts what the data iterator yields to (inputs, label). Its earlier name is
+        batch_data_process_func.
     tensor_shape, scatter_gather_tensors: without effect; stages send shapes along with their tensors.
     """
 
@@ -67,7 +68,9 @@ class PipelineSchedule:
         data_process_func: Callable[..., Any] | None = None,
         tensor_shape: Sequence[int] | None = None,
         scatter_gather_tensors: bool = False,
+        batch_data_process_func: Callable[..., Any] | None = None,
     ) -> None:
+        data_process_func = data_process_func or batch_data_process_func
         if data_process_func is not None and len(inspect.signature(data_process_func).parameters) != 1:
             raise TypeError(
                 "data_process_func takes one argument, what the data iterator yields, and returns (inputs, label): "

@@ -198,7 +198,7 @@ def loss_of(criterion: Callable[[Any, Any], Any], model: LayeredModel, groups: G
     A bf16 loss has 8 significant bits, so a mean of such losses would depend on the layout.
     """
     # A lambda, never the criterion itself: DeepSpeed's pipeline would register an nn.Module as part of the model.
-    return lambda output, label: criterion(model.whole_output(groups, _to_fp32(output)), label)
+    return lambda output, label: criterion(model.whole_output(groups, to_fp32(output)), label)
 
 
 def check_criterion(criterion: object, path: str) -> None:
@@ -208,9 +208,10 @@ def check_criterion(criterion: object, path: str) -> None:
         raise_finding("CFG227", message, hint, path)
 
 
-def _to_fp32(output: object) -> object:
+def to_fp32(output: object) -> object:
+    """Return half-precision tensors, also within tuples, in fp32; other values unchanged."""
     if isinstance(output, tuple):
-        return tuple(map(_to_fp32, output))
+        return tuple(map(to_fp32, output))
     if isinstance(output, torch.Tensor) and output.dtype in (torch.float16, torch.bfloat16):
         return output.float()
     return output

@@ -82,6 +82,13 @@ KINDS: Mapping[str, Program | Refused] = {
 }
 """Program of ColossalAI-Examples -> what becomes of it by its import lines alone."""
 RUNNING = [kind for kind in KINDS.values() if isinstance(kind, Program)]
+EACH_TIME = {
+    *("features_amp", "features_gradient_accumulation", "image_mlpmixer", "image_vilt", "vit_data_parallel"),
+    *("language_gpt", "features_zero_v2", "features_pipeline_parallel_resnet", "vit_data_parallel_cifar10"),
+}
+"""Programs that `make test` runs; `make prove` runs the others too."""
+WITH_TRAINER = [Program(name, arguments=("--use_trainer",)) for name in ("features_amp", "image_resnet")]
+"""The other branch of programs that have two."""
 REFUSED = [kind for kind in KINDS.values() if isinstance(kind, Refused)]
 
 

@@ -1,4 +1,4 @@
-"""What ColossalAI's engine, trainer, loaders and checkpoints do, by values."""
+"""Values that ColossalAI's engine, trainer, loaders and checkpoints compute."""
 
 from __future__ import annotations
 
@@ -131,6 +131,41 @@ def test_gradients_are_complete_before_the_step_and_gone_after_it() -> None:
     for before, after in on_ranks(2, _gradients, init="deepspeed"):
         torch.testing.assert_close(before, [p.grad for p in module.parameters()])
         assert after == [None] * 4
+
+
+# ---- ZeRO 3 by wrappers ----
+
+
+def _losses_by_lr(file: str) -> Any:
+    colossalai.launch_from_torch({})
+    module = model()
+    optimizer = colossalai.nn.HybridAdam(module.parameters(), lr=0.0)
+    wrapped = colossalai.zero.ZeroDDP(module, colossalai.gemini.GeminiManager("auto"))
+    with pytest.raises(RuntimeError, match="ZeroOptimizer\\(optimizer, model\\)"):
+        wrapped(data()[:][0])
+    optimizer = colossalai.zero.ZeroOptimizer(optimizer, wrapped, initial_scale=2**5)
+    losses, (x, y) = [], data()[:]
+    for lr in (0.0, 0.1, 0.1):
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.zero_grad()
+        losses.append(nn.functional.cross_entropy(wrapped(x), y))
+        optimizer.backward(losses[-1])
+        optimizer.step()
+    save_checkpoint(file, 0, wrapped.module)
+    spec = wrapped.engine.job.spec
+    return [loss.item() for loss in losses], (spec.zero.stage, spec.optimizer.target)
+
+
+def test_zero_ddp_trains_at_the_learning_rate_of_its_optimizer(tmp_path: Path) -> None:
+    file = str(tmp_path / "weights.pt")
+    for losses, run in on_ranks(2, _losses_by_lr, file, init="deepspeed"):
+        assert run == (3, "torch.optim.AdamW"), "a subclass that only has other defaults steps as its base"
+        assert losses[1] == losses[0]
+        assert losses[2] < losses[1]
+    saved = torch.load(file)["model"]
+    assert {name: value.shape for name, value in saved.items()} == {
+        name: value.shape for name, value in model().state_dict().items()
+    }
 
 
 # ---- loaders ----

@@ -1,4 +1,4 @@
-"""Programs in the shape of ColossalAI's examples run by their import lines alone, or are told what to write."""
+"""Programs in the shape of ColossalAI's examples run by their import lines alone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_programs_run_by_their_import_lines(ranks: int, tmp_path: Path) -> None:
-    programs = [program for program in ported.RUNNING if program.ranks == ranks]
+def _some(ranks: int, each_time: bool) -> list[Program]:
+    return [each for each in ported.RUNNING if each.ranks == ranks and (each.name in ported.EACH_TIME) == each_time]
+
+
+JOBS = {f"{ranks}{rest}": _some(ranks, not rest) for ranks in (1, 2) for rest in ("", ", the others")}
+JOBS["1, by a Trainer"] = ported.WITH_TRAINER
+
+
+@pytest.mark.parametrize("job", sampled(JOBS, {"1", "2"}))
+def test_programs_run_by_their_import_lines(job: str, tmp_path: Path) -> None:
+    programs = JOBS[job]
     ported.prepare(programs, tmp_path)
-    for result in on_ranks(ranks, ported.run, programs, tmp_path, init="deepspeed"):
+    for result in on_ranks(programs[0].ranks, ported.run, programs, tmp_path, init="deepspeed"):
         assert list(result) == [program.name for program in programs]
         for name, losses in result.items():
             assert all(map(math.isfinite, losses)), name

@@ -1,4 +1,4 @@
-"""What the programs take from torchvision, timm, titans and their own files: small data sets, models and losses."""
+"""Small data sets, models and losses, for what the programs take from torchvision, timm, titans and their own files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program reads of its config, and what dslpar does."""
+"""A program's config, as the program and dslpar read it."""
 
 from __future__ import annotations
 
