@@ -12,6 +12,7 @@ from dslpar.data.source import find_source
 from dslpar.linter.check import lint, load, load_text
 from dslpar.schema import paths
 from dslpar.schema.datasets import DATASETS
+from dslpar.schema.sections import Spec
 from dslpar.schema.sections_reader import read
 from tests.support.lint import MODEL
 
@@ -19,7 +20,7 @@ TOKENS = "type='tokens', path='{}'"
 LLAMA = "model = dict(type='transformers.LlamaForCausalLM', pretrained='{}')\n"
 
 
-def spec_of(text: str, folder: Path) -> tuple[paths.Spec, str]:
+def spec_of(text: str, folder: Path) -> tuple[Spec, str]:
     path = str(folder / "cfg.py")
     return read(load_text(text, path)).spec, path
 
@@ -110,7 +111,7 @@ def test_a_run_says_that_a_path_is_missing_and_not_corrupted(tmp_path: Path, dat
 class _Job:
     """The parts of a job that tell where its data are."""
 
-    def __init__(self, spec: paths.Spec, path: str) -> None:
+    def __init__(self, spec: Spec, path: str) -> None:
         self.spec, self.path = spec, path
 
 
