@@ -173,6 +173,7 @@ def test_attention_that_context_parallelism_does_not_know(name: str, config: str
         ("config=dict(num_hidden_layers=2)", "", []),
         ("config=dict(num_hidden_layers=2), policy='derived'", TWO, []),
         ("config=dict(num_hidden_layers=2), policy='GPT2'", TWO, ["CFG126"]),
+        ("config=dict(num_hidden_layers=2), policy='LlamaForCausalLM'", TWO, []),
         ("config=dict(num_hidden_layers=2), policy=dict(blocks=['a'], region={})", TWO, ["CFG126", "CFG126"]),
     ],
 )
