@@ -7,6 +7,7 @@ stage if there is a pipeline.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -72,8 +73,8 @@ def build_engine(
     """Build the engine of a run; see `initialize`."""
     if not isinstance(model, (nn.Module, LayeredModel)) and callable(model):
         model = model()
-    stepped_by_program = lr_scheduler is None or hasattr(lr_scheduler, "step")
-    keeps = stepped_by_program and (lr_scheduler is not None or not run.config.has("lr_scheduler"))
+    is_instance = hasattr(lr_scheduler, "step") and not isinstance(lr_scheduler, type)
+    keeps = is_instance or (lr_scheduler is None and not run.config.has("lr_scheduler"))
     made = api.initialize_run(
         run,
         ColossalaiEngine,
@@ -82,7 +83,7 @@ def build_engine(
         optimizer,
         train_dataloader,
         test_dataloader,
-        KeptLearningRate if keeps and not isinstance(lr_scheduler, type) else lr_scheduler,
+        partial(KeptLearningRate, own=lr_scheduler) if keeps else lr_scheduler,
     )
     engine = made.engine
     assert isinstance(engine, ColossalaiEngine)
@@ -106,10 +107,13 @@ def build_engine(
 
 
 class KeptLearningRate:
-    """LR scheduler that leaves the learning rates as they are: the program sets them."""
+    """LR scheduler that leaves the learning rates as they are, since the program's `own` scheduler sets them.
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
+    The checkpoints of `engine.save()` have the state of `own`, and `engine.resume()` restores it.
+    """
+
+    def __init__(self, optimizer: Optimizer, own: Any = None) -> None:
+        self.optimizer, self.own = optimizer, own
 
     def step(self, *_: Any) -> None:
         """Do nothing."""
@@ -119,11 +123,13 @@ class KeptLearningRate:
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty state: the optimizer's has the learning rates."""
-        return {}
+        """Return the state of the program's scheduler; without one, an empty state."""
+        return {} if self.own is None else dict(self.own.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing."""
+        """Restore the program's scheduler."""
+        if self.own is not None and state:
+            self.own.load_state_dict(state)
 
 
 def _stage_of(run: Run, model: Any) -> Any:

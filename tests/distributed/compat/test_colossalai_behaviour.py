@@ -108,6 +108,30 @@ def _by_engine_in_quarters() -> list[list[float]]:
     return rows
 
 
+def _resumed(folder: str, steps: int) -> list[float]:
+    colossalai.launch_from_torch({"train": {"output_dir": folder}})
+    module = model()
+    optimizer = sgd(module)
+    lr_scheduler = LinearWarmupLR(optimizer, total_steps=10)
+    engine, loader, _, lr_scheduler = colossalai.initialize(
+        module, optimizer, nn.CrossEntropyLoss(), get_dataloader(data(), batch_size=4), None, lr_scheduler
+    )
+    engine.resume()
+    rates = []
+    for _, (x, y) in zip(range(steps), loader, strict=False):
+        engine.backward(engine.criterion(engine(x), y))
+        engine.step()
+        lr_scheduler.step()
+        rates.append(engine.lr)
+    engine.save()
+    return rates
+
+
+def test_a_resumed_run_has_the_state_of_the_programs_scheduler(tmp_path: Path) -> None:
+    ((first,), (second,)) = (on_ranks(1, _resumed, str(tmp_path), 2, init="deepspeed") for _ in range(2))
+    assert [*first, *second] == pytest.approx([0.5, 0.45, 0.4, 0.35])
+
+
 # ---- gradients ----
 
 
