@@ -35,7 +35,7 @@ MOST_RUNS = 120
 """The most runs per stack in a fit, evenly spread: 14 fits to all 2,000 runs would take many minutes."""
 DRAWS = 6
 """Ways to draw the runs of a calibration from a stack."""
-DRAWINGS, CONFIDENCE = 200, 0.9
+DRAWINGS, CONFIDENCE = 200, 0.95
 """Drawings of stacks, and the share of them that stays below a bound."""
 MOST_HELD = 200
 """The most runs of a stack that are forecast after such a calibration."""
