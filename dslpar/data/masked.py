@@ -56,7 +56,7 @@ class MaskedSamples:
             return ids, labels
         return (ids, torch.ones_like(ids), types), (labels, classes)
 
-    def _sample(self, sample: int, number: int) -> tuple[Ids, Ids, Ids, Ids]:
+    def _sample(self, sample: int, number: int) -> tuple[Ids, Ids, Ids, np.int64]:
         """Return ids, labels and token types [seq_len], and the class of B."""
         random = np.random.default_rng(stable_hash("mask", self.seed, number) % 2**63)
         text = windows(self.ids, [sample * self.length], self.length)[0]

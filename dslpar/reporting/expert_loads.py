@@ -93,6 +93,6 @@ def _is_load(layer: object) -> bool:
     if not isinstance(layer, Mapping) or type(layer.get("top_k")) is not int:
         return False
     shares = layer.get("shares")
-    return bool(isinstance(shares, list) and shares) and all(
-        isinstance(share, int | float) and 0 <= share <= 1 for share in shares
-    )
+    if not isinstance(shares, list) or not shares:
+        return False
+    return all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares)

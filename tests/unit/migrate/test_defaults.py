@@ -16,6 +16,7 @@ from dslpar.language.load import load_text
 from dslpar.linter import check
 from dslpar.migrate.convert import Import, convert
 from dslpar.migrate.defaults import Default, defaults_of
+from dslpar.migrate.known_arguments import SWITCH, known_arguments
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import read_text
 from dslpar.migrate.table import Epoch, Table
@@ -232,6 +233,13 @@ def test_defaults_of_deepspeed_are_those_of_the_installed_release() -> None:
 def _signature(module: str, name: str) -> dict[str, Any]:
     parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
     return {key: parameter.default for key, parameter in parameters.items()}
+
+
+def test_defaults_of_megatron_lm_are_those_of_its_parser() -> None:
+    for default in TABLES["megatron"].defaults:
+        known = known_arguments().get(f"--{default.key.replace('_', '-')}")
+        if default.value is not None and known is not None and known.values != SWITCH:
+            assert known.default == repr(default.value), default
 
 
 def test_steps_that_no_config_counts_are_those_of_dslpar() -> None:
