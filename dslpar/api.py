@@ -40,6 +40,7 @@ from dslpar.engine.engine import Engine
 from dslpar.engine.initial_weights import check_equal_weights
 from dslpar.engine.model import CustomModel, as_layered_model, check_criterion, model_from_job, with_program_chunks
 from dslpar.engine.optimizers import read_only
+from dslpar.engine.replica_samples import ReplicaSamples
 from dslpar.engine.user_optimizer import OptimizerOrFactory
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job, Stages
@@ -178,6 +179,8 @@ def initialize_run(
     if session.monitor is not None:
         session.extend_timeouts()
         atexit.register(session.enter_ending)
+    if train_data is not None and not isinstance(samples[0], Samples):
+        engine.replica_samples = ReplicaSamples(groups)
     train_loader = _make_loader(engine, samples[0], lambda: engine.consumed_samples)
     eval_loader = _make_loader(engine, samples[1], lambda: 0)
     return Initialized(engine, train_loader, eval_loader, read_only(engine.deepspeed.lr_scheduler, job.path))

@@ -18,6 +18,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.data.loader import StepData
 from dslpar.linter.report import text as report_text
+from dslpar.engine.replica_samples import ReplicaSamples
 from dslpar.reporting import logging
 from dslpar.reporting.logging import log
 from dslpar.training.events import Hook
@@ -74,6 +75,8 @@ def fit(
 
     def make_data() -> tuple[StepData, StepData | None]:
         train, held_out = step_data(train_data, engine), _eval_data(engine, eval_data)
+        if isinstance(train, IterableData) and engine.replica_samples is None:
+            engine.replica_samples = ReplicaSamples(engine.groups)
         if loads and stored is not None and request.trains and isinstance(train, IterableData) and engine.needs_data:
             log.info("reading past the %d steps of data that the run has already used", engine.steps_done)
             train.skip(engine.steps_done)
