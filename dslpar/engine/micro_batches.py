@@ -79,7 +79,8 @@ def _only_step(micro_batches: Iterable[Any], job: Job) -> Iterator[MicroBatch]:
     num = job.batch.accumulation
     for index, item in enumerate(micro_batches):
         if index == num:
-            message = f"a {type(micro_batches).__name__} of more than {num} micro-batches was passed, and a step takes {num}"
+            kind = type(micro_batches).__name__
+            message = f"a {kind} of more than {num} micro-batches was passed, but a step takes {num}"
             hint = "pass an iterator, which keeps its position: batches = iter(data) before the loop, then batches"
             raise_finding("BAT204", message, hint, job.path)
         yield item
@@ -103,10 +104,8 @@ def check_sizes(batches: list[MicroBatch], job: Job) -> None:
     if sizes != [wanted.micro_size] * wanted.accumulation:
         required = f"{wanted.accumulation} micro-batches of {wanted.micro_size}"
         hint = f"pass {required} samples, or change batch.accumulation or batch.micro_size"
-        takes = f"{wanted.accumulation} of {wanted.micro_size}"
-        passed = f"{len(sizes)} micro-batches of {sizes[0]}" if len(set(sizes)) == 1 else f"micro-batches of {sizes}"
-        message = f"{passed} samples were passed, but a step takes {takes}"
-        raise_finding("BAT204", message, hint, job.path)
+        got = f"{len(sizes)} of {sizes[0]}" if len(set(sizes)) == 1 else f"sizes {sizes}"
+        raise_finding("BAT204", f"a step takes {required} samples, but got {got}", hint, job.path)
 
 
 def with_denominator(batches: list[MicroBatch], num_labels: int, data: Axis, job: Job) -> list[MicroBatch]:
