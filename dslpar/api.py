@@ -30,6 +30,7 @@ from dslpar.core.errors import DslparError, Location
 from dslpar.data.loader import Loader
 from dslpar.data.order import Samples
 from dslpar.data.pairs import PairSamples, is_dataset
+from dslpar.data.shuffled_loader import seed_shuffle
 from dslpar.data.source import find_source, make_samples
 from dslpar.distributed import collectives
 from dslpar.distributed.consistency import check_consistency, check_equal
@@ -117,8 +118,8 @@ def initialize(
     train_data, eval_data: dslpar loads a map-style dataset of (input, label) pairs in an order that does not depend on
         the layout. Each iteration over the returned loader is one epoch. A resumed run continues train_data at its
         first unused sample. Any other iterable must yield micro-batches and is read unchanged: each data rank must
-        supply its own samples, the same on all ranks of a replica. Default: the config's data, if the model comes from
-        the config or the config has a `data` section.
+        supply its own samples, the same on all ranks of a replica. DataLoader(shuffle=True) shuffles by train.seed.
+        Default: the config's data, if the model comes from the config or the config has a `data` section.
     lr_scheduler: an instance over the optimizer, or a callable that takes the optimizer and returns one. A pipeline
         needs the callable, since its stages may have fewer parameter groups. The engine steps it after each optimizer
         step.
@@ -342,6 +343,8 @@ def _resolve_data(
     for a program's data.
     """
     passed = (train_data, eval_data)
+    for data in passed:
+        seed_shuffle(data, job.spec.train.seed)
     readable: list[Data] = [PairSamples(data, job.path) if is_dataset(data) else data for data in passed]  # type: ignore[arg-type]
     train, held_out = readable
     text = ""

@@ -183,7 +183,7 @@ def _different_calls(ranks: Sequence[RankStacks]) -> str:
 
 
 def _call(at: str) -> str:
-    """Return the part of a rank's progress that says what it does: "saving step 3" of "stage 0 (...), saving step 3"."""
+    """Return what a rank does: "saving step 3" of its progress "stage 0 (...), saving step 3"."""
     return at.rpartition("), ")[2]
 
 

@@ -120,6 +120,20 @@ def test_a_step_is_taken_from_an_iterator(tmp_path: Path, pipe: str) -> None:
         assert "the data ended after 1 of 2 micro-batches of a step" in said[2]
 
 
+def _order_after_other_draws(path: str) -> list[list[float]]:
+    """Return the order of a shuffled loader, on ranks that have drawn different numbers, as stages of a model do."""
+    data = torch.utils.data.TensorDataset(*points(0))
+    engine_of(path, train_data=(loader := torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)))
+    torch.manual_seed(torch.distributed.get_rank())
+    return [[float(x[:, 0].sum()) for x, _ in loader] for _ in range(2)]
+
+
+def test_stages_shuffle_a_program_s_loader_alike(tmp_path: Path) -> None:
+    first, last = on_ranks(2, _order_after_other_draws, written(tmp_path, PIPE + CONFIG), init="deepspeed")
+    assert first == last
+    assert first[0] != first[1]
+
+
 def _replicas(path: str, same: bool, whole_steps: bool) -> list[str]:
     """Train on a DataLoader of the whole data set, or of this replica's half; return the warnings."""
     data = torch.utils.data.TensorDataset(*points(0))
