@@ -30,6 +30,7 @@ from dslpar.core.errors import DslparError, Location
 from dslpar.data.loader import Loader
 from dslpar.data.order import Samples
 from dslpar.data.pairs import PairSamples, is_dataset
+from dslpar.data.shuffled_loader import seed_shuffle
 from dslpar.data.source import find_source, make_samples
 from dslpar.distributed import collectives
 from dslpar.distributed.consistency import check_consistency, check_equal
@@ -40,6 +41,7 @@ from dslpar.engine.engine import Engine
 from dslpar.engine.initial_weights import check_equal_weights
 from dslpar.engine.model import CustomModel, as_layered_model, check_criterion, model_from_job, with_program_chunks
 from dslpar.engine.optimizers import read_only
+from dslpar.engine.replica_samples import ReplicaSamples
 from dslpar.engine.user_optimizer import OptimizerOrFactory
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job, Stages
@@ -116,8 +118,8 @@ def initialize(
     train_data, eval_data: dslpar loads a map-style dataset of (input, label) pairs in an order that does not depend on
         the layout. Each iteration over the returned loader is one epoch. A resumed run continues train_data at its
         first unused sample. Any other iterable must yield micro-batches and is read unchanged: each data rank must
-        supply its own samples, the same on all ranks of a replica. Default: the config's data, if the model comes from
-        the config or the config has a `data` section.
+        supply its own samples, the same on all ranks of a replica. DataLoader(shuffle=True) shuffles by train.seed.
+        Default: the config's data, if the model comes from the config or the config has a `data` section.
     lr_scheduler: an instance over the optimizer, or a callable that takes the optimizer and returns one. A pipeline
         needs the callable, since its stages may have fewer parameter groups. The engine steps it after each optimizer
         step.
@@ -178,6 +180,8 @@ def initialize_run(
     if session.monitor is not None:
         session.extend_timeouts()
         atexit.register(session.enter_ending)
+    if train_data is not None and not isinstance(samples[0], Samples):
+        engine.replica_samples = ReplicaSamples(groups)
     train_loader = _make_loader(engine, samples[0], lambda: engine.consumed_samples)
     eval_loader = _make_loader(engine, samples[1], lambda: 0)
     return Initialized(engine, train_loader, eval_loader, read_only(engine.deepspeed.lr_scheduler, job.path))
@@ -339,6 +343,8 @@ def _resolve_data(
     for a program's data.
     """
     passed = (train_data, eval_data)
+    for data in passed:
+        seed_shuffle(data, job.spec.train.seed)
     readable: list[Data] = [PairSamples(data, job.path) if is_dataset(data) else data for data in passed]  # type: ignore[arg-type]
     train, held_out = readable
     text = ""

@@ -13,6 +13,7 @@ from torch import Tensor
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.parameter import ONES, ZEROS, Init, Layer, Shared, parameter
+from dslpar.layers.stored_features import residual_features
 
 
 class Affine(Layer):
@@ -31,9 +32,11 @@ class Affine(Layer):
         vector = placement.residual_vector(groups.tensor, hidden_size)
         self.weight = parameter(vector, init)
         self.bias = parameter(vector, ZEROS) if bias else None
+        self.features = residual_features(groups, hidden_size)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """Map the stored residual [..., H/n] to the same shape."""
+        self.features.check(x, "Affine")
         shared = self.share() if shared is None else shared
         weight, bias = cast("Tensor", self.stand_in(self.weight, shared)), self.stand_in(self.bias, shared)
         return x * weight if bias is None else x * weight + bias

@@ -24,6 +24,7 @@ from dslpar.layers.linear import sharded_matmul
 from dslpar.layers.operand_shardings import MatmulSharding, matmul_sharding
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, PlacedModule, Shared, parameter
 from dslpar.layers.placement import ActivationSharding
+from dslpar.layers.stored_features import residual_features
 from dslpar.layers.token_ids import check_range, check_shape, local_tokens, row_index
 
 
@@ -55,6 +56,7 @@ class Embedding(PlacedModule):
         self.weight = parameter(at, init._replace(zero_row=self.padding_idx))
         self.lookup_sharding = matmul_sharding(groups, "outward")
         self.head_sharding = matmul_sharding(groups, "inward")
+        self.features = residual_features(groups, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """Look up ids; or, given a residual (any floating dtype), multiply by the table as a head.
@@ -64,6 +66,7 @@ class Embedding(PlacedModule):
         V/y], which are never gathered. Both uses share one forward, as ZeRO 3 fetches weights at a module's forward.
         """
         if x.is_floating_point():
+            self.features.check(x, "Embedding, as a head,")
             return sharded_matmul(x, self.weight, None, self.head_sharding)
         check_shape(self.groups, x, placement.residual_cuts(self.groups.tensor))
         x = x.long()  # torch refuses 8-bit ids, and the subtraction below would wrap around
@@ -98,9 +101,11 @@ class Head(Layer):
         self.weight = parameter(placement.table(groups.tensor, vocab_size, hidden_size), init)
         self.bias = parameter(placement.logit_vector(groups.tensor, vocab_size), ZEROS) if bias else None
         self.sharding = matmul_sharding(groups, "inward")
+        self.features = residual_features(groups, hidden_size)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """Map the residual [batch/x, sequence, H/z] to logits [batch/x, sequence, V/y], which are never gathered."""
+        self.features.check(x, "Head")
         bias = self.stand_in(self.bias, self.share() if shared is None else shared)
         return sharded_matmul(x, self.weight, bias, self.sharding)
 
@@ -117,12 +122,14 @@ class PositionEmbedding(Layer):
     ) -> None:
         super().__init__(groups, layer_idx)
         self.weight = parameter(placement.position_table(groups.tensor, num_positions, hidden_size), init)
+        self.features = residual_features(groups, hidden_size)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """Add to each token of the residual [batch/x, sequence, H/z] the row of its position.
 
         A residual [tokens, H/z] is an error, since flattened tokens have lost their positions.
         """
+        self.features.check(x, "PositionEmbedding")
         table = cast("Tensor", self.stand_in(self.weight, self.share() if shared is None else shared))
         tensor, coord = self.groups.tensor, self.groups.coord
         letters = placement.residual_cuts(tensor).sequence

@@ -47,6 +47,7 @@ from dslpar.layers.late_reduction import LateGradient, WeightReduction
 from dslpar.layers.named_options import one_of
 from dslpar.layers.operand_shardings import MatmulSharding, Role, matmul_sharding
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
+from dslpar.layers.stored_features import inner_features, residual_features
 from dslpar.layers.weight_gradients import Leaf, Split
 from dslpar.layers.weight_prefetch import WAITING, PrefetchedWeight, Run
 
@@ -310,6 +311,8 @@ class Linear(Layer):
             vector = placement.residual_vector(tensor, out_features)
         self.weight = parameter(at, init)
         self.bias = parameter(vector, ZEROS) if bias else None
+        stored = residual_features if role == "inward" else inner_features
+        self.features = stored(groups, in_features)
         self.sharding = matmul_sharding(groups, role, at.blocks)
         self.adapters: list[lora.Adapter] = []
         self.output_gathers = features_over(groups, vector.cuts[0], at.blocks) if gather_output else ()
@@ -320,7 +323,11 @@ class Linear(Layer):
         Inputs may also be [tokens/x, features]. Their first dim is cut over all axes that cut batch or sequence. If the
         mode also cuts the stored residual over y, or the inner activation over z (docs/architecture.md, "The cuboid"),
         the shapes have these cuts too.
+
+        Raises:
+            DslparError: `x` has another number of features than a rank stores.
         """
+        self.features.check(x, "Linear")
         shared = self.share() if shared is None else shared
         bias = self.stand_in(self.bias, shared)
         if self.adapters:

@@ -36,6 +36,7 @@ from dslpar.layers.expert_load import ExpertLoad
 from dslpar.layers.named_options import one_of
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared, parameter
 from dslpar.layers.placement import Placement
+from dslpar.layers.stored_features import residual_features
 from dslpar.layers.token_exchange import EXPERT_AXES, TokenExchange
 from dslpar.layers.upcast import upcast
 
@@ -75,6 +76,7 @@ class Mixture(Layer):
         tensor, places = groups.tensor, self._exchange.share * groups.axis("expert").size
         router = Placement(tensor, (num_experts, hidden_size), ((), ()), partial=TENSOR_AXES)
         self.router = parameter(router, init)
+        self.features = residual_features(groups, hidden_size)
         for name, shape, drawn in (
             ("up", (num_experts, blocks * ffn_hidden_size, hidden_size), init),
             ("down", (num_experts, hidden_size, ffn_hidden_size), init_out),
@@ -96,6 +98,7 @@ class Mixture(Layer):
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """Map the stored residual, [batch/x, sequence, H/z] or [tokens/x, H/z], to the same shape."""
+        self.features.check(x, "Mixture")
         shared = self.share() if shared is None else shared
         tokens = self._split.take(x)
         index, weights = self.route(tokens, cast("Tensor", self.stand_in(self.router, shared)))

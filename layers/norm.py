@@ -29,6 +29,7 @@ from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.parameter import ONES, ZEROS, Layer, Shared, parameter
+from dslpar.layers.stored_features import residual_features
 from dslpar.layers.upcast import upcast
 
 
@@ -45,9 +46,11 @@ class _Norm(Layer):
         self.weight = parameter(vector, ONES)
         self.bias = parameter(vector, ZEROS) if bias else None
         self.axis = groups.axis(*placement.residual_cuts(groups.tensor).features)
+        self.features = residual_features(groups, hidden_size)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """Map the stored residual [..., H/n] to the same shape."""
+        self.features.check(x, type(self).__name__)
         shared = self.share() if shared is None else shared
         weight = cast("Tensor", self.stand_in(self.weight, shared))
         bias = self.stand_in(self.bias, shared)

@@ -6,12 +6,16 @@ announce_failure(dist_env, environ, monitor)           # of a rank that cannot r
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from dslpar.cluster import network
 from dslpar.cluster.command import LOCALHOST
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed.distributed_env import DistributedEnv
 from dslpar.watchdog.rank_monitor import RankMonitor
 
@@ -41,20 +45,34 @@ def meet(
     the other ranks keep waiting unless a launcher ends them (none does on other hosts, or under `srun` without
     --kill-on-bad-exit). So guards, each rank's watching process (dslpar/watchdog), connect first, one by one, and watch
     while torch's process group waits.
+
+    Raises:
+        DslparError: on rank 0, if another process listens at its port.
     """
     import torch.distributed as dist
 
     serves = dist_env.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # torchrun's agent serves it
-    store: Store = dist.TCPStore(  # type: ignore[attr-defined]
-        *(dist_env.master_addr, dist_env.master_port, dist_env.world_size, serves),
-        timeout=timeout or dist.distributed_c10d.default_pg_timeout,
-        wait_for_workers=False,
-        multi_tenant=True,
-    )
+    try:
+        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
+            *(dist_env.master_addr, dist_env.master_port, dist_env.world_size, serves),
+            timeout=timeout or dist.distributed_c10d.default_pg_timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except dist.DistNetworkError as error:
+        if not (serves and errno.errorcode[errno.EADDRINUSE] in str(error)):
+            raise
+        raise DslparError([_port_taken(dist_env.master_port)]) from None
     if monitor is not None:
         _connect_guards(dist_env, monitor, store)
     store.add(_MET_KEY, 1)
     return store
+
+
+def _port_taken(port: int) -> Finding:
+    free = network.free_port()
+    hint = f"deepspeed --master_port {free}, or MASTER_PORT={free} for other launchers; dslpar launch finds a free port"
+    return finding("HST216", f"port {port} of this host is in use, perhaps by another job", hint)
 
 
 def announce_failure(dist_env: DistributedEnv, environ: Mapping[str, str], monitor: RankMonitor) -> bool:
@@ -69,7 +87,7 @@ def announce_failure(dist_env: DistributedEnv, environ: Mapping[str, str], monit
         return False
     try:
         store = meet(dist_env, environ, monitor, timedelta(seconds=_ANNOUNCE_S))
-    except RuntimeError:  # torch's network error: rank 0 is not there
+    except (RuntimeError, DslparError):  # torch's network error: rank 0 is not there; or its port is taken
         return False
     deadline = time.monotonic() + _ANNOUNCE_S
     while dist_env.rank == 0 and store.add(_MET_KEY, 0) < dist_env.world_size and time.monotonic() < deadline:

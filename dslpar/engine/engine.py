@@ -35,8 +35,9 @@ from dslpar.engine import executor, pipeline_module
 from dslpar.engine.executor import LossFn, concatenate
 from dslpar.engine.host_reads import HostReads
 from dslpar.engine.loss_by_chunks import LossByChunks
-from dslpar.engine.micro_batches import MicroBatch, check_sizes, to_device, with_denominator
+from dslpar.engine.micro_batches import MicroBatch, check_sizes, step_of, to_device, with_denominator
 from dslpar.engine.pipeline_executor import PipelineExecutor
+from dslpar.engine.replica_samples import ReplicaSamples
 from dslpar.layers.dropout import seed_generators
 from dslpar.layers.gradient_accumulation_fusion import fused_accumulation
 from dslpar.layers.loss import compiled_losses
@@ -90,6 +91,8 @@ class Engine:
         self._num_batches = 0
         """Number of whole batches whose gradients are accumulated and wait for step()."""
         self._in_no_sync, self._unreduced = False, False
+        self.replica_samples: ReplicaSamples | None = None
+        """Compares the first step's samples of the replicas; None: dslpar loads the data, or nobody asked."""
         self._pipeline = PipelineExecutor(ds_engine, groups, job.schedule) if self._has_pipeline else None
 
     @property
@@ -161,6 +164,8 @@ class Engine:
     def train_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
         """Take an optimizer step on `accumulation` micro-batches per rank; return the loss before the step, averaged
         over the global batch.
+
+        micro_batches: a list of them, or an iterator, from which a step's are taken, as in DeepSpeed.
         """
         loss, *_ = self._forward_backward(micro_batches, keep_outputs=False, criterion=None)
         self.host_reads.defer(loss)
@@ -194,6 +199,7 @@ class Engine:
             if not self._at_step_start:
                 raise self._out_of_order("forward_backward() was called in the middle of a step that backward() began")
         batches = self._prepare_batches(micro_batches)
+        self._compare_replica_samples(batches)
         counted = self._with_denominator(batches, criterion is not None)
         self._step_pending, self._unreduced = True, self._in_no_sync
         first, self._num_batches = self._num_batches * self.job.batch.accumulation, self._num_batches + 1
@@ -297,6 +303,7 @@ class Engine:
         """Return the model's output for one micro-batch's inputs."""
         self._refuse_pipeline("engine(inputs)")
         if self.deepspeed.module.training:
+            self._compare_replica_samples(inputs)
             self._seed_micro_batch(self.deepspeed.micro_steps % self.job.batch.accumulation)
         return self.deepspeed(self._to_device(inputs[0] if len(inputs) == 1 else inputs, inputs=True))
 
@@ -360,10 +367,14 @@ class Engine:
         held = isinstance(micro_batches, Sequence)
         batches = [
             (self._to_device(x, inputs=True, non_blocking=held), self._to_device(y, non_blocking=held))
-            for x, y in micro_batches
+            for x, y in step_of(micro_batches, self.job, self.steps_done)
         ]
         check_sizes(batches, self.job)
         return batches
+
+    def _compare_replica_samples(self, batches: Any) -> None:
+        if self.replica_samples is not None and self.needs_data:
+            self.replica_samples.compare(batches)
 
     def _with_denominator(self, batches: list[MicroBatch], is_mean: bool) -> list[MicroBatch]:
         if is_mean or self._all_counted or not batches:

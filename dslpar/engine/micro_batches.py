@@ -1,6 +1,7 @@
 """Micro-batches of a step: take them from a program's iterator, check sizes, add the loss denominator.
 
     batches = take_batch(data_iter, job, steps_done)  # of micro-batches, or of whole batches, which are split
+    batches = step_of(micro_batches, job, steps_done)  # the same for an iterator; all of any other iterable
     check_sizes(batches, job)
     batches = with_denominator(batches, 1, groups.axis("data"), job)
 
@@ -9,7 +10,8 @@ As in ColossalAI, a pipeline's schedule reads an iterator and splits the batches
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -34,16 +36,54 @@ def take_batch(data_iter: Iterator[Any], job: Job, steps_done: int) -> list[Micr
         DslparError: an item is not (inputs, labels), or the data ends in the middle of a step.
         StopIteration: there is no more data.
     """
+    return list(_read_batch(data_iter, job, steps_done))
+
+
+def step_of(micro_batches: Iterable[Any], job: Job, steps_done: int) -> Iterable[MicroBatch]:
+    """Return the micro-batches of one step: all of a list, or the next ones of an iterator, as in DeepSpeed.
+
+    They are read one by one, since an iterator may reuse one buffer for all of them.
+
+    Raises:
+        DslparError: an item is not (inputs, labels), the data ends in the middle of a step, or more than one step's
+            micro-batches come from an iterable without a position, such as a DataLoader.
+        StopIteration: the iterator has no more data.
+    """
+    if isinstance(micro_batches, Iterator):
+        return _read_batch(micro_batches, job, steps_done)
+    return micro_batches if isinstance(micro_batches, Sequence) else _only_step(micro_batches, job)
+
+
+def _read_batch(data_iter: Iterator[Any], job: Job, steps_done: int) -> Iterator[MicroBatch]:
+    """Return a step's micro-batches; only the first one is read at once."""
     batch = job.batch
     first = _pair(next_item(data_iter, job, steps_done), job)
     if len(first_tensor(first[0])) == batch.accumulation * batch.micro_size:
         inputs, labels = (_split(value, batch.accumulation) for value in first)
-        return list(zip(inputs, labels, strict=True))
-    rest = [_pair(item, job) for _, item in zip(range(batch.accumulation - 1), data_iter, strict=False)]
-    if len(rest) < batch.accumulation - 1:
-        message = f"the data ended after {len(rest) + 1} of {batch.accumulation} micro-batches of a step"
+        return zip(inputs, labels, strict=True)
+    return chain([first], _read_rest(data_iter, job))
+
+
+def _read_rest(data_iter: Iterator[Any], job: Job) -> Iterator[MicroBatch]:
+    num = job.batch.accumulation
+    read = 1
+    for item in islice(data_iter, num - 1):
+        yield _pair(item, job)
+        read += 1
+    if read < num:
+        message = f"the data ended after {read} of {num} micro-batches of a step"
         raise_finding("BAT208", message, "drop the last, incomplete step of your data", job.path, "schedule")
-    return [first, *rest]
+
+
+def _only_step(micro_batches: Iterable[Any], job: Job) -> Iterator[MicroBatch]:
+    num = job.batch.accumulation
+    for index, item in enumerate(micro_batches):
+        if index == num:
+            kind = type(micro_batches).__name__
+            message = f"a {kind} of more than {num} micro-batches was passed, but a step takes {num}"
+            hint = "pass an iterator, which keeps its position: batches = iter(data) before the loop, then batches"
+            raise_finding("BAT204", message, hint, job.path)
+        yield item
 
 
 def next_item(data_iter: Iterator[Any], job: Job, steps_done: int) -> Any:
@@ -64,9 +104,8 @@ def check_sizes(batches: list[MicroBatch], job: Job) -> None:
     if sizes != [wanted.micro_size] * wanted.accumulation:
         required = f"{wanted.accumulation} micro-batches of {wanted.micro_size}"
         hint = f"pass {required} samples, or change batch.accumulation or batch.micro_size"
-        takes = f"{wanted.accumulation} of {wanted.micro_size}"
-        message = f"micro-batches of {sizes} samples were passed, but a step takes {takes}"
-        raise_finding("BAT204", message, hint, job.path)
+        got = f"{len(sizes)} of {sizes[0]}" if len(set(sizes)) == 1 else f"sizes {sizes}"
+        raise_finding("BAT204", f"a step takes {required} samples, but got {got}", hint, job.path)
 
 
 def with_denominator(batches: list[MicroBatch], num_labels: int, data: Axis, job: Job) -> list[MicroBatch]:

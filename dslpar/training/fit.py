@@ -17,6 +17,7 @@ from typing import Any
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.data.loader import StepData
+from dslpar.engine.replica_samples import ReplicaSamples
 from dslpar.linter.report import text as report_text
 from dslpar.reporting import logging
 from dslpar.reporting.logging import log
@@ -74,7 +75,9 @@ def fit(
 
     def make_data() -> tuple[StepData, StepData | None]:
         train, held_out = step_data(train_data, engine), _eval_data(engine, eval_data)
-        if loads and stored is not None and request.trains and isinstance(train, IterableData) and engine.needs_data:
+        if isinstance(train, IterableData) and engine.replica_samples is None:
+            engine.replica_samples = ReplicaSamples(engine.groups)
+        if session.loaded is not None and request.trains and isinstance(train, IterableData) and engine.needs_data:
             log.info("reading past the %d steps of data that the run has already used", engine.steps_done)
             train.skip(engine.steps_done)
         return train, held_out

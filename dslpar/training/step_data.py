@@ -17,6 +17,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.data.loader import Loader, StepData
 from dslpar.data.pairs import PairSamples, is_dataset
+from dslpar.data.shuffled_loader import begin_epoch, seed_shuffle
 from dslpar.data.source import Part, make_samples
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
@@ -59,34 +60,41 @@ class PartData:
 class IterableData:
     """A program's own iterable of micro-batches, or of whole batches, which are split. It restarts at its end.
 
-    Steps come in the iterable's own order. The last step's micro-batches are kept, since a step with non-finite numbers
-    runs again to find the cause.
+    Steps come in the iterable's own order. A DataLoader that shuffles does so by the run's seed, and each pass is an
+    epoch of its sampler. The last step's micro-batches are kept, since a step with non-finite numbers runs again to
+    find the cause.
     """
 
     def __init__(self, batches: Iterable[Any], job: Job) -> None:
         self.batches, self.job = batches, job
+        seed_shuffle(batches, job.spec.train.seed)
         self._iterator: Iterator[Any] = iter(())
+        self._num_epochs = 0
         self._last: tuple[int, list[MicroBatch]] = (-1, [])
 
     def step(self, consumed: int) -> Iterator[MicroBatch]:
         """Return the next step's micro-batches; start at the iterable's beginning if `consumed` is 0."""
         if consumed != self._last[0]:
             if consumed == 0:
-                self._iterator = iter(self.batches)
+                self._begin(0)
             self._last = consumed, self._take(consumed // self.job.batch.global_size)
         return iter(self._last[1])
 
     def skip(self, steps: int) -> None:
         """Skip the steps that a resumed run has already taken, by reading them as a fresh run does."""
-        self._iterator = iter(self.batches)
+        self._begin(0)
         for step in range(steps):
             self._take(step)
+
+    def _begin(self, epoch: int) -> None:
+        begin_epoch(self.batches, epoch)
+        self._iterator, self._num_epochs = iter(self.batches), epoch + 1
 
     def _take(self, steps_done: int) -> list[MicroBatch]:
         try:
             return take_batch(self._iterator, self.job, steps_done)
         except StopIteration:
-            self._iterator = iter(self.batches)
+            self._begin(self._num_epochs)
         try:
             return take_batch(self._iterator, self.job, steps_done)
         except StopIteration:

@@ -91,7 +91,7 @@ def find_blocking_rank(ranks: Sequence[RankStacks]) -> tuple[RankStacks, str]:
         return first, f"it is {_place(first.frames)}, {_what_others_do(first, ranks, waits)}"
     by_records = _of_circle(ranks, waits) or _of_mismatch(ranks, waits)
     if by_records is not None:
-        return by_records
+        return by_records[0], by_records[1] + _different_calls(ranks)
     if behind:
         return behind[0], f"it is behind the others, in a collective: {_place(behind[0].frames)}"
     if any(rank.reads_device for rank in ranks):
@@ -164,11 +164,27 @@ def _of_mismatch(ranks: Sequence[RankStacks], waits: Sequence[_Wait]) -> tuple[R
         same = [other for other in waits if (other.group, other.record.done) == (wait.group, wait.record.done)]
         kinds = Counter(other.record.operation for other in same)
         if len(kinds) > 1:
-            usual = kinds.most_common(1)[0][0]
+            # Of equally frequent kinds, the usual one is that of the ranks that have gone on to a later step.
+            steps = {rank.rank: rank.step for rank in ranks}
+            usual = max(same, key=lambda each: (kinds[each.record.operation], steps[each.rank])).record.operation
             odd = next(other for other in reversed(same) if other.record.operation != usual)
             first = next(rank for rank in ranks if rank.rank == odd.rank)
             return first, f"its group takes different collectives: {_in(odd)}; others are in {usual}"
     return None
+
+
+def _different_calls(ranks: Sequence[RankStacks]) -> str:
+    """Describe ranks that are in calls of different steps, such as a save on rank 0 alone; empty if there are none."""
+    earliest, latest = min(ranks, key=lambda rank: rank.step), max(ranks, key=lambda rank: rank.step)
+    if earliest.step == latest.step:
+        return ""
+    calls = ", ".join(f"rank {rank.rank}: {_call(rank.at)}" for rank in (earliest, latest))
+    return f"; ranks make different calls ({calls}), but all must make the same ones, save() too"
+
+
+def _call(at: str) -> str:
+    """Return what a rank does: "saving step 3" of its progress "stage 0 (...), saving step 3"."""
+    return at.rpartition("), ")[2]
 
 
 def _in(wait: _Wait) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import dslpar
 from dslpar.core.errors import DslparError
+from dslpar.reporting.logging import log
 from tests.support.plain_models import PIPE, mlp, points, sgd, shares, written
 from tests.support.ranks import on_ranks
 
@@ -87,9 +89,81 @@ def test_micro_batches_one_by_one_are_the_same_steps(tmp_path: Path, zero: int) 
 def _said(act: Any) -> str:
     try:
         act()
-    except DslparError as error:
+    except (DslparError, StopIteration) as error:
         return str(error)
     return "nothing"
+
+
+def _from_an_iterator(path: str, iterates: bool) -> tuple[list[float], list[Tensor], list[str]]:
+    """Take three steps, from one iterator as DeepSpeed's programs do, or from lists; then ask for more."""
+    engine = engine_of(path)
+    steps = [shares(engine, *points(step)) for step in range(3)]
+    loader = torch.utils.data.DataLoader([pair for step in steps for pair in step], batch_size=None)
+    batches = iter(loader)
+    losses = [engine.train_batch(batches if iterates else step) for step in steps]
+    said = [_said(lambda: engine.train_batch(batches)) if iterates else "", _said(lambda: engine.train_batch(loader))]
+    said.append(_said(lambda: engine.train_batch(iter(steps[0][:1]))))
+    return losses, weights(engine), said
+
+
+@pytest.mark.parametrize("pipe", ["", PIPE])
+def test_a_step_is_taken_from_an_iterator(tmp_path: Path, pipe: str) -> None:
+    path, num_ranks = written(tmp_path, pipe + CONFIG), 2 if pipe else 1
+    ours, theirs = (on_ranks(num_ranks, _from_an_iterator, path, each, init="deepspeed") for each in (True, False))
+    for (losses, mine, said), (other_losses, other, _) in zip(ours, theirs, strict=True):
+        assert losses == other_losses
+        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+        assert "the data ended after step 3" in said[0]
+        assert "BAT204 other-micro-batches: a DataLoader of more than 2 micro-batches was passed" in said[1]
+        assert "batches = iter(data) before the loop" in said[1]
+        assert "BAT208" in said[2]
+        assert "the data ended after 1 of 2 micro-batches of a step" in said[2]
+
+
+def _order_after_other_draws(path: str) -> list[list[float]]:
+    """Return the order of a shuffled loader, on ranks that have drawn different numbers, as stages of a model do."""
+    data = torch.utils.data.TensorDataset(*points(0))
+    engine_of(path, train_data=(loader := torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)))
+    torch.manual_seed(torch.distributed.get_rank())
+    return [[float(x[:, 0].sum()) for x, _ in loader] for _ in range(2)]
+
+
+def test_stages_shuffle_a_program_s_loader_alike(tmp_path: Path) -> None:
+    first, last = on_ranks(2, _order_after_other_draws, written(tmp_path, PIPE + CONFIG), init="deepspeed")
+    assert first == last
+    assert first[0] != first[1]
+
+
+def _replicas(path: str, same: bool, whole_steps: bool) -> list[str]:
+    """Train on a DataLoader of the whole data set, or of this replica's half; return the warnings."""
+    data = torch.utils.data.TensorDataset(*points(0))
+    sampler = None if same else torch.utils.data.DistributedSampler(data, 2, torch.distributed.get_rank())
+    loader = torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler)
+    engine, batches = engine_of(path, train_data=loader), iter(loader)
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    for x, y in batches if not whole_steps else ():
+        engine.backward(engine.criterion(engine(x), y))
+        engine.step()
+    if whole_steps:
+        engine.train_batch(batches)
+    log.removeHandler(handler)
+    return said
+
+
+@pytest.mark.parametrize("whole_steps", [True, False])
+@pytest.mark.parametrize("same", [True, False])
+def test_replicas_that_read_the_same_samples_are_told(tmp_path: Path, same: bool, whole_steps: bool) -> None:
+    first, second = on_ranks(2, _replicas, written(tmp_path, CONFIG), same, whole_steps, init="deepspeed")
+    assert second == []
+    if not same:
+        assert first == []
+        return
+    (text,) = first
+    assert "all 2 data replicas read the same samples, so each sample counts 2 times in a step" in text
+    assert "sampler=DistributedSampler(dataset, 2, run.groups.axis('data').index)" in text
 
 
 def _out_of_order(path: str) -> list[str]:
@@ -110,8 +184,8 @@ def test_calls_out_of_order_are_said(tmp_path: Path) -> None:
     said = on_ranks(1, _out_of_order, written(tmp_path, CONFIG), init="deepspeed")[0]
     expected = [
         "BAT206 step-out-of-order: step() was called without backward(loss) or forward_backward() before it",
-        "BAT204 other-micro-batches: micro-batches of [8] samples were passed, but a step takes 2 of 8",
-        "BAT204 other-micro-batches: micro-batches of [3, 3] samples were passed, but a step takes 2 of 8",
+        "BAT204 other-micro-batches: a step takes 2 micro-batches of 8 samples, but got 1 of 8",
+        "BAT204 other-micro-batches: a step takes 2 micro-batches of 8 samples, but got 2 of 3",
         "BAT205 not-tensors: a micro-batch holds a str",
         "BAT206 step-out-of-order: backward() was called without the last backward's step() before it",
         "zero_grad() between backward and step() would throw the gradient away",

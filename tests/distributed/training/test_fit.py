@@ -6,13 +6,14 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import dslpar
 from dslpar.core.errors import DslparError
@@ -151,6 +152,45 @@ def test_an_iterable_begins_again_and_a_resume_passes_over_what_was_read(tmp_pat
     on_ranks(1, _flagged, config(cut), {"data": Iterated()}, ["train.steps=4"], init="deepspeed")
     on_ranks(1, _flagged, config(cut), {"data": Iterated(), "resume": True}, init="deepspeed")
     assert numbers(lines(cut))[:1] == numbers(lines(whole))[:1]
+    assert [record["loss"] for record in lines(cut)] == [record["loss"] for record in lines(whole)]
+
+
+def _shuffled(path: str, sampled: bool, overrides: Sequence[str] = (), **flags: Any) -> None:
+    data = points(48)
+    sampler = DistributedSampler(data, 1, 0) if sampled else None
+    loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=None if sampled else True)
+    program(path, overrides, data=loader, **flags)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_resume_within_an_epoch_goes_on_in_its_order(tmp_path: Path, sampled: bool) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    on_ranks(1, _shuffled, config(whole), sampled, init="deepspeed")
+    on_ranks(1, _shuffled, config(cut), sampled, ["train.steps=4"], init="deepspeed")
+    on_ranks(1, partial(_shuffled, resume=True), config(cut), sampled, init="deepspeed")
+    assert [record["loss"] for record in lines(cut)] == [record["loss"] for record in lines(whole)]
+    assert len(lines(whole)) == 6
+
+
+def _resumes_itself(path: str) -> None:
+    """Resume by the engine's own method, then call fit."""
+    run = dslpar.start(path)
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    made = dslpar.initialize(
+        run, model=model, criterion=nn.CrossEntropyLoss(), train_data=Iterated(), eval_data=points(32, 1)
+    )
+    made.engine.resume()
+    dslpar.fit(run, made.engine, made.train_data, made.eval_data)
+
+
+def test_fit_after_the_engine_s_resume_passes_over_what_was_read(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    on_ranks(1, _flagged, config(whole), {"data": Iterated()}, init="deepspeed")
+    on_ranks(1, _flagged, config(cut), {"data": Iterated()}, ["train.steps=4"], init="deepspeed")
+    on_ranks(1, _resumes_itself, config(cut), init="deepspeed")
     assert [record["loss"] for record in lines(cut)] == [record["loss"] for record in lines(whole)]
 
 

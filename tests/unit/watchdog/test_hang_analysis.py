@@ -155,6 +155,21 @@ def test_the_culprit_with_flight_records(ranks: tuple[str, ...], rank: int, why:
     assert why in words
 
 
+@pytest.mark.parametrize("savers", [(0,), (0, 1)])
+def test_a_save_on_some_ranks_alone_is_named(savers: tuple[int, ...]) -> None:
+    saves, steps = flight(("a", 5, 4), operation="broadcast") + IN, flight(("a", 5, 4)) + IN
+    ranks = [
+        RankStacks(number, "", "stage 0 (data 0), saving step 3", 3, saves)
+        if number in savers
+        else RankStacks(number, "", "stage 0 (data 1), step 4", 4, steps)
+        for number in range(2 * len(savers))
+    ]
+    who, words = find_blocking_rank(ranks)
+    assert who.rank == savers[-1]
+    assert f"rank {savers[-1]} in broadcast" in words
+    assert f"ranks make different calls (rank 0: saving step 3, rank {len(savers)}: step 4)" in words
+
+
 def test_uneven_pieces_are_no_other_collective() -> None:
     shapes = [flight(("a", 1, 0)), flight(("a", 1, 0)).replace("[3, 4]", "[4, 4]")]
     _, words = find_blocking_rank([RankStacks(number, "", "", 8, text + IN) for number, text in enumerate(shapes)])
