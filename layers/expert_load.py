@@ -23,7 +23,6 @@ class ExpertLoad:
         self.num_experts = num_experts
         self._counts: Tensor | None = None
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def add(self, index: Tensor) -> None:
         """Count the experts that tokens have chosen, [n, k]."""
         chosen = index.detach().flatten()

@@ -101,8 +101,8 @@ def _has_class(section: Mapping[str, object]) -> bool:
 def sections(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return dslpar's sections for ColossalAI's keys.
 
-    >>> sections({"fp16": {"mode": "naive"}, "gradient_accumulation": 4, "BATCH_SIZE": 8, "model": {"width": 4}})
-    {'precision': {'dtype': 'fp16'}, 'batch': {'accumulation': 4}, 'zero': {'stage': 1}}
+    >>> sections({"clip_grad_norm": 1.0, "gradient_accumulation": 4, "BATCH_SIZE": 8, "model": {"width": 4}})
+    {'train': {'clip_grad_norm': 1.0, 'seed': 1024}, 'batch': {'accumulation': 4}}
 
     Raises:
         DslparError: a key needs a decision that only the config's author can make.

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from dslpar.core.regular_file import read_bounded
@@ -157,6 +158,7 @@ def table() -> Mapping[str, Any]:
     return load_table("transformers")
 
 
+@cache
 def installed_version() -> str | None:
     """Return the version of transformers on this machine, without importing it; None if it is not installed."""
     from importlib import metadata  # only a mistake needs it

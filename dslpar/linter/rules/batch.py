@@ -192,7 +192,9 @@ def decay_within_the_warm_up(cx: Context) -> Iterator[Problem]:
     decay, warmup = scheduler.decay_steps, scheduler.warmup_steps
     if decay is not None and scheduler.type != "constant" and decay <= warmup:
         message = f"decay_steps {decay} counts the warm-up, which takes {warmup} steps"
-        yield cx.problem("lr_scheduler.decay_steps", message, f"at least {warmup + 1}, or leave decay_steps out")
+        yield cx.problem(
+            "lr_scheduler.decay_steps", message, "leave decay_steps out: the decay then ends at the last step"
+        )
 
 
 @rule("BAT110", "nesterov-without-momentum")

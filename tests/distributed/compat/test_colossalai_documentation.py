@@ -252,10 +252,11 @@ def _launched(folder: str) -> Any:
     names = ("GLOBAL", "DATA", "MODEL", "PIPELINE", "TENSOR")
     groups = {name: gpc.get_ranks_in_group(mode[name]) for name in names}
     assert [each.name for each in mode if gpc.is_initialized(each)] == ["GLOBAL", "DATA", "MODEL", "PIPELINE"]
+    seeds = run.job.spec.train.seed, torch.initial_seed()
     with pytest.raises(ValueError, match="backend is 'nccl', but this device uses 'gloo': leave backend out"):
         colossalai.launch_from_torch(config, backend="nccl")
     ends = gpc.is_first_rank(mode.PIPELINE), gpc.is_last_rank(mode.PIPELINE), gpc.get_world_size(mode.MODEL)
-    return groups, ends, gpc.config.NUM_EPOCHS, run.job.spec.train.seed, torch.initial_seed()
+    return groups, ends, gpc.config.NUM_EPOCHS, *seeds
 
 
 def test_launch_takes_a_place_and_gpc_says_who_is_where(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from dslpar.migrate.convert import convert
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import read_text
 from dslpar.schema.frameworks import frameworks
+from dslpar.schema.transformers_configs import installed_version
 from tests.properties.fuzz.inputs import ROOT, Input, sample
 
 MAX_CPU_S = 1.0
@@ -103,6 +104,7 @@ def load_everything() -> None:
     for name in (*_LATE, *_modules_of_lint()):
         import_module(name)
     frameworks()  # read once, from dslpar's own tables
+    installed_version()  # of transformers, which lint reads once
 
 
 def _modules_of_lint() -> Iterator[str]:

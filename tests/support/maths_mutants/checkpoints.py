@@ -503,7 +503,7 @@ FULL_STATE = of_module(
         (
             "master-not-set",
             "state",
-            "_fill",
+            "fill",
             "if _has_master(p):",
             "if False:",
             "ZeRO's masters keep the weights of before",
@@ -512,7 +512,7 @@ FULL_STATE = of_module(
         (
             "piece-of-first",
             "slice",
-            "_fill",
+            "fill",
             "placement.cut(full, groups.coord)",
             "placement.cut(full, dict.fromkeys(groups.coord, 0))",
             "every rank loads the first one's piece",

@@ -423,6 +423,8 @@ def _schedule(rng: Random, optimizer: Sections, steps: int) -> Any:
         return None
     if rng.random() < 0.4:
         made = {"type": rng.choice(schema_sections.LR_SCHEDULERS), "warmup_steps": rng.choice((0, 5))}
+        if made["type"] != "constant" and made["warmup_steps"] < steps:
+            made["decay_steps"] = steps
         return made | ({"min_lr": 0.0} if rng.random() < 0.5 else {})
     rows = {name: row for name, row in LR_SCHEDULERS.items() if not row.refused}
     name = rng.choice(list(rows))

@@ -173,7 +173,9 @@ def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str], words: li
 
 
 def test_from_another_framework_is_dslpar_import(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}')
+    (folder / "ds.json").write_text(
+        '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}}'
+    )
     assert main(["init", "mine.py", "--from", "deepspeed", "ds.json", "--model", "gpt", "--gpus", "4"]) == 0
     text = (folder / "mine.py").read_text()
     assert "type='GPT'" in text

@@ -13,25 +13,44 @@ from dslpar.compat.colossalai.zero import TensorShardStrategy
 from dslpar.compat.program_config import read
 from dslpar.core.errors import DslparError
 
+SEED = 1024
+"""ColossalAI's default of `launch`."""
 ROWS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"parallel": {"pipeline": 2}, "NUM_EPOCHS": 3}, {"parallel": {"pipeline": 2}}),
-    ({"fp16": {"mode": AMP_TYPE.TORCH}}, {"precision": {"dtype": "fp16"}, "zero": {"stage": 1}}),
+    (
+        {"fp16": {"mode": AMP_TYPE.TORCH}},
+        {
+            "precision": {"dtype": "fp16", "initial_scale_power": 16, "loss_scale_window": 2000},
+            "train": {"seed": SEED},
+            "zero": {"stage": 1},
+        },
+    ),
     (
         {"clip_grad_norm": 1.0, "gradient_accumulation": 4},
-        {"train": {"clip_grad_norm": 1.0}, "batch": {"accumulation": 4}},
+        {"train": {"clip_grad_norm": 1.0, "seed": SEED}, "batch": {"accumulation": 4}},
     ),
     (
         {"NUM_MICRO_BATCHES": 4, "parallel": {"pipeline": 2}},
-        {"batch": {"accumulation": 4}, "parallel": {"pipeline": 2}},
+        {"batch": {"accumulation": 4}, "parallel": {"pipeline": 2}, "train": {"seed": SEED}},
     ),
-    ({"NUM_MICRO_BATCHES": 4, "parallel": {"pipeline": 1}}, {"parallel": {"pipeline": 1}}),
+    ({"NUM_MICRO_BATCHES": 4, "parallel": {"pipeline": 1}}, {"parallel": {"pipeline": 1}, "train": {"seed": SEED}}),
     (
         {"zero": {"model_config": {"shard_strategy": TensorShardStrategy()}, "optimizer_config": {}}},
-        {"zero": {"stage": 3}, "precision": {"dtype": "fp16"}},
+        {
+            "zero": {"stage": 3, "reduce_bucket_size": 25 * 2**20 // 2},  # 25 MiB of fp16
+            "precision": {
+                "dtype": "fp16",
+                "initial_scale_power": 32,
+                "min_loss_scale": 1,
+                "loss_scale_window": 1000,
+                "hysteresis": 2,
+            },
+            "train": {"seed": SEED},
+        },
     ),
     ({"model": {"type": torch.nn.Linear}, "optimizer": {"type": torch.optim.Adam}, "seed": 7}, {"train": {"seed": 7}}),
-    ({"dataset": {"root": "x"}, "lr_drop": 200, "train": {"steps": 5}}, {"train": {"steps": 5}}),
+    ({"dataset": {"root": "x"}, "lr_drop": 200, "train": {"steps": 5}}, {"train": {"steps": 5, "seed": SEED}}),
 ]
 
 
@@ -49,7 +68,7 @@ def test_a_file_is_run_where_the_program_needs_its_objects(tmp_path: Path) -> No
     )
     config = read(str(tmp_path / "config.py"))
     assert config.values.model.pop("type")(**config.values.model).out_features == 3
-    assert (config.values.OUTPUT, config.source) == (Path("x"), {})
+    assert (config.values.OUTPUT, config.source) == (Path("x"), {"train": {"seed": SEED}})
 
 
 def test_dslpar_reads_its_own_config_as_a_file(tmp_path: Path) -> None:
