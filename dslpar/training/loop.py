@@ -49,7 +49,7 @@ from dslpar.training.metrics import (
 )
 from dslpar.training.replica_check import Difference
 from dslpar.training.session import NO_LIMIT, SLOW_FACTOR, Session, any_rank
-from dslpar.training.step_data import IterableData, PartData
+from dslpar.training.step_data import IterableData, PartData, num_samples
 
 _SCALE_EXHAUSTED = "loss scale already at minimum"
 """Text of DeepSpeed's error when a gradient overflows at the minimum loss scale."""
@@ -90,6 +90,8 @@ class Trainer:
         """Difference between replicas found since the previous step; None: no comparison has found one."""
         self._noted_step: int | None = None
         """The step after which replicas differed, until a line of metrics.jsonl reports it."""
+        self._has_checked_repeats = False
+        """Whether the first evaluation has compared its samples with the held-out ones."""
         self._best_loss: float | None = None
         """Lowest held-out loss among this run's checkpoints; None: not looked up yet."""
         self._num_skipped = 0
@@ -215,7 +217,23 @@ class Trainer:
     def evaluate(self) -> float:
         """Return the mean loss over `eval_steps` global batches of held-out data, the same batches each time."""
         assert self.eval_data is not None
+        self._warn_of_repeats(self.eval_data)
         return self._evaluate_on(self.eval_data)
+
+    def _warn_of_repeats(self, data: StepData) -> None:
+        """Warn, once, if an evaluation reads more samples than there are: some then count more often than others."""
+        if self._has_checked_repeats:
+            return
+        self._has_checked_repeats = True
+        size, there = self.job.batch.global_size, num_samples(data)
+        read = self.job.spec.train.eval_steps * size
+        if there is None or read <= there:
+            return
+        fits = f"train.eval_steps={there // size}" if there >= size else f"at least {size} of them"
+        log.warning(
+            "an evaluation reads %d held-out samples, but there are %d, so some count more often than others: %s",
+            *(read, there, fits),
+        )
 
     def _evaluate_on(self, data: StepData) -> float:
         """Return the mean loss over the first `eval_steps` global batches of `data`."""

@@ -40,6 +40,11 @@ class PartData:
         """Return this rank's micro-batches of the step that begins after `consumed` samples."""
         return iter(()) if self._loader is None else self._loader.step(consumed)
 
+    @property
+    def num_samples(self) -> int | None:
+        """Number of distinct samples; None if this rank reads none. All ranks must ask for it together."""
+        return None if self._loader is None else self._loader.samples.num_samples
+
     @cached_property
     def _loader(self) -> Loader | None:
         """Open the data. All ranks must call it together, since an error on one rank is raised on all."""
@@ -108,6 +113,13 @@ class NoData:
     def step(self, consumed: int) -> Iterator[MicroBatch]:
         """Return no micro-batches."""
         return iter(())
+
+
+def num_samples(data: StepData) -> int | None:
+    """Return the number of distinct samples; None: unknown, or this rank reads none. All ranks must ask together."""
+    if isinstance(data, PartData):
+        return data.num_samples
+    return data.samples.num_samples if isinstance(data, Loader) else None
 
 
 def step_data(data: Any, engine: Engine) -> StepData:

@@ -111,6 +111,16 @@ def test_the_log_says_parameters_memory_and_evaluations(tmp_path: Path) -> None:
     assert "step 3/6  loss " in log
 
 
+def test_an_evaluation_that_counts_samples_twice_warns_once(tmp_path: Path) -> None:
+    more = ["train.eval_steps=3", "train.save_interval=0"]
+    on_ranks(1, program, config(tmp_path), more, init="deepspeed")
+    log = (tmp_path / "out/log.txt").read_text()
+    repeats = "an evaluation reads 48 held-out samples, but there are 32, so some count more often than others"
+    assert log.count(repeats + ": train.eval_steps=2\n") == 1
+    on_ranks(1, program, config(tmp_path), [*more, "train.eval_steps=2"], init="deepspeed")
+    assert repeats not in (tmp_path / "out/log.txt").read_text()
+
+
 @pytest.mark.prove
 def test_a_complete_run_is_evaluated_alone_and_not_trained_again(tmp_path: Path) -> None:
     on_ranks(1, program, config(tmp_path), init="deepspeed")
