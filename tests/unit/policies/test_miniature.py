@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -88,15 +89,27 @@ def test_a_class_whose_defaults_contradict_takes_changes() -> None:
     assert config.text_config.hidden_size_per_layer_input == 0
 
 
+def _config_classes() -> list[type]:
+    """Return the config classes of all model classes whose packages are installed."""
+    found = set()
+    for name in dir(transformers):
+        with contextlib.suppress(ImportError):  # a placeholder of a class that needs another package
+            found.add(getattr(getattr(transformers, name), "config_class", None))
+    return sorted(filter(inspect.isclass, found), key=lambda cls: str(cls.__name__))
+
+
 @pytest.mark.prove
 def test_every_config_class_shrinks_or_refuses() -> None:
-    classes = {getattr(getattr(transformers, name), "config_class", None) for name in dir(transformers)}
-    refused = []
-    for cls in sorted(filter(inspect.isclass, classes), key=lambda cls: str(cls.__name__)):
+    refused, of_transformers = [], []
+    for cls in _config_classes():
         try:
-            shrunk(cls())
+            config = cls()
+        except Exception:  # noqa: BLE001  # the class refuses its own defaults
+            of_transformers.append(cls.__name__)
+            continue
+        try:
+            shrunk(config)
         except DslparError:
             refused.append(cls.__name__)
-        except Exception:  # noqa: BLE001  # defaults that the class itself refuses
-            continue
     assert len(refused) <= 32, refused
+    assert len(of_transformers) <= 10, of_transformers
