@@ -28,7 +28,7 @@ from dslpar.layers.dropout import Dropout
 from dslpar.layers.embedding import Embedding, Head, PositionEmbedding
 from dslpar.layers.linear import Linear
 from dslpar.layers.loss import IGNORE_INDEX, accuracy, cross_entropy
-from dslpar.layers.mixture import Mixture
+from dslpar.layers.mixture import Mixture, MixtureBlock
 from dslpar.layers.norm import LayerNorm, RMSNorm
 from dslpar.layers.parameter import Init, Layer, gather, initialize, mark_owners, normal, parameter, placement_of
 from dslpar.layers.patches import PatchEmbedding
@@ -39,8 +39,8 @@ from dslpar.layers.token_linear import TokenLinear
 
 __all__ = [
     "IGNORE_INDEX", "MLP", "Affine", "Attention", "BatchNorm", "Block", "Dropout", "Embedding", "Form", "Head", "Init",
-    "Layer", "LayerNorm", "Linear", "Linear1D", "Linear2D", "Linear2p5D", "Linear3D", "Mixture", "PatchEmbedding",
-    "Placement", "PositionEmbedding", "RMSNorm", "Rotary", "TokenLinear", "accuracy", "cross_entropy", "first_token",
-    "from_inner", "from_residual", "gather", "initialize", "mark_owners", "mean_of_tokens", "normal", "parameter",
-    "placement_of", "to_inner", "to_residual",
+    "Layer", "LayerNorm", "Linear", "Linear1D", "Linear2D", "Linear2p5D", "Linear3D", "Mixture", "MixtureBlock",
+    "PatchEmbedding", "Placement", "PositionEmbedding", "RMSNorm", "Rotary", "TokenLinear", "accuracy", "cross_entropy",
+    "first_token", "from_inner", "from_residual", "gather", "initialize", "mark_owners", "mean_of_tokens", "normal",
+    "parameter", "placement_of", "to_inner", "to_residual",
 ]  # fmt: skip

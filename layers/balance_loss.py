@@ -61,6 +61,17 @@ def router_sums(logits: Tensor, top_k: int, counted: Tensor | None = None) -> Te
     return torch.stack([choices.sum(0), probabilities.sum(0)])
 
 
+def sums_of_choices(experts: Tensor, scores: Tensor) -> Tensor:
+    """Return what `router_sums` does, [2, E], of choices that are already made.
+
+    experts: each token's experts [n, k]. scores: of all experts [n, E], in float32 or wider. A token's probabilities
+    are its scores divided by their sum, which is 1 for a softmax. DeepSeek-V3 (arXiv 2412.19437, equation 19) does this
+    with the scores of a sigmoid.
+    """
+    choices = torch.zeros_like(scores).scatter(-1, experts, 1.0)
+    return torch.stack([choices.sum(0), (scores / scores.sum(-1, keepdim=True)).sum(0)])
+
+
 def balance_loss(groups: Groups, sums: Tensor, top_k: int) -> Tensor:
     """Return this data rank's share of the loss, whose mean over data ranks is the loss; 0 if no token counts.
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -104,7 +104,10 @@ class Form:
 
 
 class Block(Layer):
-    """Attention and MLP, each after a norm; `init_out` draws the two projections that add to the residual."""
+    """Attention and MLP, each after a norm; `init_out` draws the two projections that add to the residual.
+
+    `mlp` is a layer in place of the MLP, which is called with the residual and `Shared`.
+    """
 
     mlp_chunks: int = 1
     """Number of parts of each sequence for which norm and MLP run one after the other, and again in the backward. Then
@@ -122,6 +125,7 @@ class Block(Layer):
         eps: float = 1e-5,
         init: Init = GPT2,
         init_out: Init = GPT2,
+        mlp: nn.Module | None = None,
         layer_idx: int | None = None,
     ) -> None:
         super().__init__(groups, layer_idx)
@@ -139,7 +143,7 @@ class Block(Layer):
             init_out=init_out,
         )
         self.norm2 = form.make_norm(groups, hidden_size, eps)
-        self.mlp = MLP(
+        self.mlp = mlp or MLP(
             groups,
             hidden_size,
             ffn_hidden_size or 4 * hidden_size,
@@ -149,17 +153,22 @@ class Block(Layer):
             init_out=init_out,
         )
         self.dropout = Dropout(groups, dropout)
-        for adds_to_residual in (self.attention.out, self.mlp.down):
-            adds_to_residual.keep_memory_order()  # the sum with the contiguous residual is contiguous anyway
+        for adds_to_residual in (self.attention.out, getattr(self.mlp, "down", None)):
+            if isinstance(adds_to_residual, Linear):
+                adds_to_residual.keep_memory_order()  # the sum with the contiguous residual is contiguous anyway
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map the stored residual [batch/x, sequence, H/z] to the same shape; `mask` as in `Attention.forward`."""
         shared = self.share()  # one all-reduce per backward for the vectors of all four layers, unless deferred
-        x = x + self.dropout(self.attention(self.norm1(x, shared), shared, mask))
+        x = self.add_attention(x, shared, mask)
         if self.mlp_chunks == 1 or not torch.is_grad_enabled():
             return self._add_mlp(x, shared)
         parts = [part for part in x.tensor_split(self.mlp_chunks, 1) if part.shape[1]]
         return torch.cat([checkpoint(self._add_mlp, part, shared, use_reentrant=False) for part in parts], 1)
+
+    def add_attention(self, x: Tensor, shared: Shared, mask: Tensor | None) -> Tensor:
+        """Return the block's result before its MLP: x + attention(norm(x))."""
+        return x + self.dropout(self.attention(self.norm1(x, shared), shared, mask))
 
     def _add_mlp(self, x: Tensor, shared: Shared) -> Tensor:
         return x + self.dropout(self.mlp(self.norm2(x, shared), shared))

@@ -2,6 +2,7 @@
 
     Mixture(groups, 256, 512, num_experts=8, top_k=2)
     Mixture(groups, 256, 512, num_experts=64, top_k=6, activation="swiglu", shared_ffn_hidden_size=512)
+    Mixture(groups, 256, 512, num_experts=64, top_k=6, router="sigmoid")
 
 Letters: H residual features, F features of an expert, E experts, n this rank's tokens, m rows of its experts.
 
@@ -10,10 +11,11 @@ replicas. Each rank routes its own tokens (`distinct_tokens`), sends them to the
 (`token_exchange`). Nothing is dropped. With k ranks on the axis, a rank sends `4 top_k n H` elements in forward and
 backward, less those of its own experts; the router's gradient is summed over the tensor group.
 
-The router is a linear without bias, computed in float32, as in Mixtral (arXiv 2401.04088): softmax over all experts, of
-which the `top_k` largest probabilities are the weights. With `renormalize` they are divided by their sum. If two
-experts have equal probabilities, the one with the smaller index is chosen. A shared expert is an MLP that every token
-visits, beside the others (DeepSeekMoE, arXiv 2401.06066).
+The router is a linear without bias, computed in float32. Its logits become scores: by softmax over all experts, as in
+Mixtral (arXiv 2401.04088), or by the sigmoid of each, as in DeepSeek-V3 (arXiv 2412.19437). The `top_k` largest scores
+are the weights. With `renormalize` they are divided by their sum. If two experts have equal scores, the one with the
+smaller index is chosen. A shared expert is an MLP that every token visits, beside the others (DeepSeekMoE, arXiv
+2401.06066).
 
 The products of a rank's experts are one grouped product where torch has a kernel for the device and the dtype, and a
 loop over experts elsewhere. Both give the same numbers up to rounding.
@@ -21,16 +23,20 @@ loop over experts elsewhere. Both give the same numbers up to rounding.
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed.groups import Groups
-from dslpar.layers.block import ACTIVATIONS, MLP, Activation
+from dslpar.layers.balance_loss import sums_of_choices
+from dslpar.layers.block import ACTIVATIONS, MLP, Activation, Block
 from dslpar.layers.distinct_tokens import DistinctTokens
 from dslpar.layers.expert_load import ExpertLoad
 from dslpar.layers.named_options import one_of
@@ -40,6 +46,24 @@ from dslpar.layers.stored_features import residual_features
 from dslpar.layers.token_exchange import EXPERT_AXES, TokenExchange
 from dslpar.layers.upcast import upcast
 
+Router = Literal["softmax", "sigmoid"]
+
+
+class Routing(NamedTuple):
+    """The choices of a router for n tokens."""
+
+    experts: Tensor
+    """The experts of each token, [n, k]."""
+    weights: Tensor
+    """Factors of these experts' outputs, [n, k]."""
+    scores: Tensor
+    """Scores of all experts, [n, E], in float32 or wider."""
+
+    @property
+    def sums(self) -> Tensor:
+        """What the load-balancing loss needs of these tokens, [2, E] (`dslpar.layers.balance_loss`)."""
+        return sums_of_choices(self.experts, self.scores)
+
 
 class Mixture(Layer):
     """Router and experts in place of an MLP.
@@ -48,8 +72,8 @@ class Mixture(Layer):
     "swiglu", the rows of the gate come first in `up`. Experts have no bias.
 
     Raises:
-        DslparError: an unknown activation, `top_k` is not between 1 and `num_experts`, or ZeRO shards over axis d, so
-            that ranks of a tensor group must hold equal experts.
+        DslparError: an unknown activation or router, `top_k` is not between 1 and `num_experts`, or ZeRO shards over
+            axis d, so that ranks of a tensor group must hold equal experts.
     """
 
     def __init__(
@@ -60,6 +84,7 @@ class Mixture(Layer):
         *,
         num_experts: int,
         top_k: int = 2,
+        router: Router = "softmax",
         renormalize: bool = True,
         activation: Activation = "gelu",
         shared_ffn_hidden_size: int | None = None,
@@ -70,12 +95,13 @@ class Mixture(Layer):
         super().__init__(groups, layer_idx)
         _check(groups, num_experts, top_k)
         blocks, self.activation = one_of(ACTIVATIONS, activation, "activation")
+        self._score = one_of(_SCORES, router, "router")
         self.top_k, self.renormalize = top_k, renormalize
         self.expert_load = ExpertLoad(num_experts)
         self._split, self._exchange = DistinctTokens(groups), TokenExchange(groups, num_experts)
         tensor, places = groups.tensor, self._exchange.share * groups.axis("expert").size
-        router = Placement(tensor, (num_experts, hidden_size), ((), ()), partial=TENSOR_AXES)
-        self.router = parameter(router, init)
+        at_router = Placement(tensor, (num_experts, hidden_size), ((), ()), partial=TENSOR_AXES)
+        self.router = parameter(at_router, init)
         self.features = residual_features(groups, hidden_size)
         for name, shape, drawn in (
             ("up", (num_experts, blocks * ffn_hidden_size, hidden_size), init),
@@ -98,28 +124,65 @@ class Mixture(Layer):
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """Map the stored residual, [batch/x, sequence, H/z] or [tokens/x, H/z], to the same shape."""
+        return self.run(x, shared)[0]
+
+    def run(self, x: Tensor, shared: Shared | None = None) -> tuple[Tensor, Routing]:
+        """Map the stored residual to the same shape, and return the routing of this rank's own tokens too."""
         self.features.check(x, "Mixture")
         shared = self.share() if shared is None else shared
         tokens = self._split.take(x)
-        index, weights = self.route(tokens, cast("Tensor", self.stand_in(self.router, shared)))
+        routing = self.route(tokens, cast("Tensor", self.stand_in(self.router, shared)))
         if self.training:
-            self.expert_load.add(index)
-        y = self._split.give_back(self._exchange.run(tokens, index, weights, self._experts), x.shape)
-        return y if self.shared_expert is None else y + self.shared_expert(x, shared)
+            self.expert_load.add(routing.experts)
+        y = self._exchange.run(tokens, routing.experts, routing.weights, self._experts)
+        y = self._split.give_back(y, x.shape)
+        return (y if self.shared_expert is None else y + self.shared_expert(x, shared)), routing
 
-    def route(self, tokens: Tensor, router: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the experts [n, top_k] of tokens [n, H], and their weights [n, top_k]."""
-        probabilities = torch.softmax(functional.linear(upcast(tokens), upcast(router)), -1)
+    def route(self, tokens: Tensor, router: Tensor) -> Routing:
+        """Choose the experts of tokens [n, H], given the router's weight [E, H]."""
+        scores = self._score(functional.linear(upcast(tokens), upcast(router)))
         # A stable sort, unlike torch.topk, chooses the same one of equal experts on every device.
-        ordered, experts = torch.sort(probabilities, dim=-1, descending=True, stable=True)
-        weights = ordered[:, : self.top_k]
+        experts = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.top_k]
+        weights = scores.gather(-1, experts)  # not a view of all scores, which autograd would keep
         if self.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
-        return experts[:, : self.top_k], weights
+        return Routing(experts, weights, scores)
 
     def _experts(self, rows: Tensor, counts: Tensor) -> Tensor:
         up, down = cast("Tensor", self.up), cast("Tensor", self.down)
         return grouped_linear(self.activation(grouped_linear(rows, up, counts)), down, counts)
+
+
+class MixtureBlock(Block):
+    """Pre-norm transformer block with a mixture in place of the MLP.
+
+    Its forward returns two values: the residual, and what the load-balancing loss needs of this rank's own tokens,
+    [2, E] (`dslpar.layers.balance_loss`).
+    """
+
+    def __init__(self, groups: Groups, hidden_size: int, num_heads: int, *, mixture: Mixture, **block: Any) -> None:
+        super().__init__(groups, hidden_size, num_heads, mlp=mixture, **block)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Map the stored residual [batch/x, sequence, H/z] to the same shape; `mask` as in `Attention.forward`."""
+        shared = self.share()
+        x = self.add_attention(x, shared, mask)
+        if self.mlp_chunks == 1 or not torch.is_grad_enabled():
+            return self._add_mixture(x, shared)
+        parts = [part for part in x.tensor_split(self.mlp_chunks, 1) if part.shape[1]]
+        found = [checkpoint(self._add_mixture, part, shared, use_reentrant=False) for part in parts]
+        return torch.cat([y for y, _ in found], 1), torch.stack([sums for _, sums in found]).sum(0)
+
+    def _add_mixture(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
+        y, routing = cast("Mixture", self.mlp).run(self.norm2(x, shared), shared)
+        return x + self.dropout(y), routing.sums
+
+
+_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "softmax": partial(torch.softmax, dim=-1),
+    "sigmoid": torch.sigmoid,
+}
+"""For each router, the function from its logits [n, E] to scores."""
 
 
 def grouped_linear(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:

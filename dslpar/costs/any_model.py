@@ -25,6 +25,8 @@ def layer_memory(model: Model, tensor: TensorMesh, tokens: Number) -> LayerMemor
 def model_traffic(model: Model, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Return a rank's traffic for the whole model and its loss, all on one stage."""
     layers = costs_of(model).layers(model, model.longest_sample)
+    if layers.unequal:
+        return traffic.total(layers.whole, tensor, tokens)
     first, layer, last = (traffic.total(each, tensor, tokens) for each in (layers.first, layers.layer, layers.last))
     return first + layer * model.num_layers + last
 

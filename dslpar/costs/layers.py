@@ -12,6 +12,7 @@ Sizes are those of the whole model. The closed forms divide them over the ranks 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -179,7 +180,7 @@ class GatheredInner(Layer):
 
 @dataclass(frozen=True)
 class Mixture(Layer):
-    """Mixture of gated experts that sends tokens to the ranks of their experts (`TensorMesh.exchanges_tokens`)."""
+    """Mixture of experts that sends tokens to the ranks of their experts (`TensorMesh.exchanges_tokens`)."""
 
     hidden_size: int
     ffn_size: int
@@ -192,6 +193,20 @@ class Mixture(Layer):
     shared_gate: bool = False
     """True if a vector over the residual's features computes the shared expert's weight."""
     frozen: bool = False
+    blocks: int = 2
+    """Blocks of `ffn_size` features that an expert's first linear computes: 2 for values and their gate."""
+    is_own: bool = False
+    """True for `dslpar.layers.Mixture`, whose activations save their input alone; False for transformers' code."""
+
+    @property
+    def kept(self) -> int:
+        """Inner activations of `ffn_size` features that an expert saves, besides the input of its last linear."""
+        return self.blocks if self.is_own else self.blocks + 1
+
+    @property
+    def matrices(self) -> int:
+        """Matrices of `hidden_size` * `ffn_size` elements in an expert."""
+        return self.blocks + 1
 
     def share(self, tensor: TensorMesh) -> int:
         """Return the number of experts that a rank has places for: all ranks have as many as the fullest."""
@@ -238,21 +253,28 @@ class ModelLayers:
 
     first: Layers
     """Layers before the blocks: embedding tables, the projection of image patches."""
-    block: Layers
-    """One layer of the pipeline's partition without `mlp_part`. All such layers are equal."""
+    block: Layers = ()
+    """One layer of the pipeline's partition without `mlp_part`. All such layers are equal, but for `unequal`."""
     mlp_part: Layers = ()
     """End of a layer of the partition, which the setting `mlp_chunks` computes for one chunk of tokens at a time."""
     last: Layers
     """Layers after the blocks: the last norm, the head, the loss."""
     boundary: int
     """Features per token of the activation between two layers of the partition."""
+    unequal: tuple[Layers, ...] = ()
+    """The layers of the partition one by one, if they differ; `block` and `mlp_part` are then empty."""
     tied: Embedding | None = None
     """Token table in `first` whose weight the head in `last` shares."""
 
     @property
     def layer(self) -> Layers:
-        """One layer of the pipeline's partition."""
-        return self.block + self.mlp_part
+        """One layer of the pipeline's partition; the last one, if they are `unequal`."""
+        return self.unequal[-1] if self.unequal else self.block + self.mlp_part
+
+    @property
+    def whole(self) -> Layers:
+        """All layers of the model if the partition's are `unequal`."""
+        return (*self.first, *itertools.chain.from_iterable(self.unequal), *self.last)
 
 
 def attention(

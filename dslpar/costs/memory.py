@@ -181,10 +181,10 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> LayerMe
 
     These are saved, without indices:
 
-    - for each token of this rank, the router's input, the probabilities of all experts in float32, and for each of its
-      experts the output and its weight;
-    - for each row of this rank's experts, the input, gate and values, the activated gate, and its product with the
-      values;
+    - for each token of this rank, the router's input, the scores of all experts in float32, and for each of its experts
+      the output and its weight; dslpar's own layer also saves these experts' scores and their sum in float32;
+    - for each row of this rank's experts, the input, inner activations and the input of the last linear. transformers'
+      gates save the gate, the values and the activated gate, and a row's weight; dslpar's own only gate and values;
     - for a shared expert, its gathered weights, gate and values, the activated gate and the product, and its output if
       it has a gate.
 
@@ -193,10 +193,10 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> LayerMe
     """
     hidden, ffn, own = layer.hidden_size, layer.ffn_size, layer.own_tokens(tensor, tokens)
     rows, share = layer.rows(tensor, tokens), layer.share(tensor)
-    experts = share * 3 * hidden * ffn
+    experts = share * layer.matrices * hidden * ffn
     shared = 3 * hidden * layer.shared_ffn
     inputs = 0 if layer.frozen else 1
-    of_rows = rows * (inputs * hidden + (3 + inputs) * ffn + 1)
+    of_rows = rows * (inputs * hidden + (layer.kept + inputs) * ffn + (0 if layer.is_own else 1))
     saved = own * layer.active * (hidden + 1) + of_rows
     joined = ranks(tensor, residual_cuts(tensor).features) > 1
     saved += inputs * (own * hidden if joined else residual(tensor, tokens, hidden))
@@ -206,7 +206,7 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> LayerMe
     weights = experts + ratio(shared, tensor.size) + (layer.num_experts + layer.shared_gate) * hidden
     return LayerMemory(
         weights=weights,
-        saved=Saved(elements=saved, wide=own * layer.num_experts),
+        saved=Saved(elements=saved, wide=own * (layer.num_experts + (layer.active + 1 if layer.is_own else 0))),
         frozen=weights if layer.frozen else 0,
         experts=0 if layer.frozen else experts,
         of_rows=of_rows,

@@ -43,7 +43,7 @@ class ModelCosts:
     first: Costs
     """Parts before the layers: embedding tables, the projection of image patches."""
     layer: Costs
-    """One layer of the pipeline's partition. All layers have the same costs; for a traced model, see `units`."""
+    """One layer of the pipeline's partition. All layers have the same costs; otherwise, see `units`."""
     last: Costs
     """Parts after the layers: the last norm, the head, the loss."""
     boundary: Number
@@ -61,12 +61,17 @@ class ModelCosts:
     logits: Number = 0
     """Elements of the model's output that a rank holds while the loss is computed."""
     units: tuple[Costs, ...] = ()
-    """Costs of each layer of a traced model, in order. If `units` is not empty, `layer` is the sum of all layers, and
-    `first` is empty because the first layer includes the embeddings."""
+    """Costs of each layer, in order, of a traced model and of a model whose layers differ. If `units` is not empty,
+    `layer` is the sum of all layers, and `first` is empty because the first layer includes the embeddings."""
     recomputable: tuple[bool, ...] = ()
     """For each of `units`: True if activation checkpointing may recompute it."""
     flops: Flops | None = None
     """FLOPs per token of a traced model; None for models whose FLOPs have a closed form (`dslpar.costs.any_model`)."""
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the costs were found by a trace, and not in closed form."""
+        return self.flops is not None
 
     @cached_property
     def kept(self) -> dict[Hashable, Any]:
@@ -114,11 +119,14 @@ def function_of(layers: ModelLayers) -> CostsFunction:
     core = next((each for each in within(layers.layer) if isinstance(each, AttentionCore)), None)
 
     def model_costs(tensor: TensorMesh, tokens: Number) -> ModelCosts:
+        first = costs_of(layers.first, tensor, tokens)
         block, mlp_part = (costs_of(part, tensor, tokens) for part in (layers.block, layers.mlp_part))
         tied = LayerMemory() if layers.tied is None else memory.total([layers.tied], tensor, tokens)
+        of_kind = {kind: costs_of(kind, tensor, tokens) for kind in set(layers.unequal)}
+        units = tuple([(Costs() if place else first) + of_kind[kind] for place, kind in enumerate(layers.unequal)])
         return ModelCosts(
-            first=costs_of(layers.first, tensor, tokens),
-            layer=block + mlp_part,
+            first=Costs() if units else first,
+            layer=sum(units, Costs()) if units else block + mlp_part,
             last=costs_of(layers.last, tensor, tokens),
             boundary=memory.residual(tensor, tokens, layers.boundary),
             mlp_part=mlp_part,
@@ -127,6 +135,8 @@ def function_of(layers: ModelLayers) -> CostsFunction:
             tied=tied.weights,
             tied_frozen=tied.frozen,
             logits=memory.logits(layers.last, tensor, tokens),
+            units=units,
+            recomputable=(True,) * len(units),
         )
 
     return model_costs

@@ -92,7 +92,9 @@ def costs_function(config: TransformersConfig | None, seq_len: int, lora: LoRA |
     exchanging = exchanging_costs(config, layers, frozen=lora is not None)
     weights = transformers_costs.pipeline_weights(config, "parameters", seq_len)
     assert isinstance(weights, EvenWeights)
-    share = Fraction(weights.layer, layout_of(gpt).pipeline_weights(gpt, "parameters", seq_len).layer)
+    of_gpt_weights = layout_of(gpt).pipeline_weights(gpt, "parameters", seq_len)
+    assert isinstance(of_gpt_weights, EvenWeights), "a GPT without experts"
+    share = Fraction(weights.layer, of_gpt_weights.layer)
 
     def model_costs(cuboid: TensorMesh, tokens: Number) -> ModelCosts:
         if cuboid.exchanges_tokens and exchanging is not None:

@@ -192,9 +192,9 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> Work:
     own, rows = float(layer.own_tokens(tensor, tokens)), float(layer.rows(tensor, tokens))
     share, chunks = layer.share(tensor), tensor.expert_chunks
     each = rows / share / chunks
-    grouped = Grouped(share, each, hidden, 2 * ffn, chunks), Grouped(share, each, ffn, hidden, chunks)
+    grouped = Grouped(share, each, hidden, layer.blocks * ffn, chunks), Grouped(share, each, ffn, hidden, chunks)
     products = [Product(own, hidden, float(layer.num_experts))]
-    elementwise = own * layer.active * MOVED * hidden + rows * (MOVED_OF_ROW * hidden + 3 * ffn)
+    elementwise = own * layer.active * MOVED * hidden + rows * (MOVED_OF_ROW * hidden + layer.matrices * ffn)
     elementwise += own * 4 * layer.num_experts  # float32 probabilities, read and written
     if layer.shared_ffn:
         products += [Product(own, hidden, 2.0 * layer.shared_ffn), Product(own, float(layer.shared_ffn), hidden)]

@@ -177,7 +177,9 @@ def _of_layer(workload: Workload, layer: Costs) -> float:
     total = _bytes(workload, layer) - 2 * _result_of_norm(workload)
     if _mlp_chunks(workload) > 1:
         total -= _saved_by_mlp(workload)
-    dropout = not workload.costs.units and getattr(workload.model, "dropout", 0.0) > 0  # traced costs include the masks
+    dropout = (
+        not workload.costs.is_traced and getattr(workload.model, "dropout", 0.0) > 0
+    )  # traced costs include the masks
     if dropout:
         total += 2 * float(workload.costs.boundary)  # two masks of one byte per element
     if not workload.framework.fused_attention:
@@ -195,7 +197,11 @@ def _result_of_norm(workload: Workload) -> float:
     all other cases: for other norms, for sharded features, for a traced model, and without fused norms.
     """
     tensor = workload.mesh.tensor
-    if workload.costs.units or not workload.framework.fused_norms or getattr(workload.model, "norm", "") != "rmsnorm":
+    if (
+        workload.costs.is_traced
+        or not workload.framework.fused_norms
+        or getattr(workload.model, "norm", "") != "rmsnorm"
+    ):
         return 0.0
     is_whole = tensor.size == 1 or ranks(tensor, residual_cuts(tensor).features) == 1
     return workload.element_bytes * float(workload.costs.boundary) if is_whole else 0.0

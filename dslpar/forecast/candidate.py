@@ -235,7 +235,9 @@ class Workloads:
         key = candidate.tensor, candidate.context, candidate.expert, pipe, candidate.chunks, zero
         if self._last is None or self._last[0] != key:
             job = self.job
-            cuboid = with_experts(self.cuboid(candidate.tensor, candidate.context), candidate.expert)
+            cuboid = with_experts(
+                self.cuboid(candidate.tensor, candidate.context), self.job.spec.model, candidate.expert
+            )
             cuboid = with_zero(cuboid, job.spec.model, zero, pipe)
             data = job.mesh.world_size // (pipe * cuboid.size)
             mesh = Mesh(pipe=pipe, data=data, tensor=cuboid, order=job.mesh.order)

@@ -27,13 +27,12 @@ def uncovered(workload: Workload, device: Device) -> tuple[str, ...]:
 
 
 def _has_experts(workload: Workload) -> bool:
-    config = None if isinstance(workload.model, Model) else workload.model.transformers
-    return config is not None and config.size("experts") is not None
+    return workload.model.num_experts is not None
 
 
 def _has_other_layers(workload: Workload) -> bool:
     is_own = isinstance(workload.model, Model)
-    return bool(workload.costs.units) or (is_own and not isinstance(workload.model, TokenModel))
+    return workload.costs.is_traced or (is_own and not isinstance(workload.model, TokenModel))
 
 
 def _in_mode(mode: str) -> Callable[[Workload], bool]:

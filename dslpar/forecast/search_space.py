@@ -23,7 +23,7 @@ from dslpar.layout.family_interface import conditions, is_chain, splits_sequence
 from dslpar.layout.modes import MODES, combines, context_forms
 from dslpar.layout.resolve import can_defer_weight_gradients, heads_of, offloads, with_zero
 from dslpar.schema.parallel_forms import is_of_libai
-from dslpar.schema.sections import ContextParallel, ExpertParallel, Model, TensorParallel
+from dslpar.schema.sections import ContextParallel, ExpertParallel, TensorParallel
 
 MOST_MICRO_SIZES = 6
 """The most micro-batch sizes tried per layout: the smallest legal one and its doubles, besides the config's own."""
@@ -107,9 +107,8 @@ def _expert_sizes(
     config's own `chunks` are kept. A traced model has its own way alone.
     """
     job, own = workloads.job, workloads.own.expert
-    config = None if isinstance(job.spec.model, Model) else job.spec.model.transformers
-    experts = None if config is None else config.size("experts")
-    if experts is None or workloads.base.costs.units:
+    experts = job.spec.model.num_experts
+    if experts is None or workloads.base.costs.is_traced:
         yield own
         return
     yield None

@@ -9,7 +9,7 @@ from dslpar.core.mesh import TensorMesh
 from dslpar.layout import listed_layers, transformers_sizes
 from dslpar.layout.divisors import Condition, batch, sequence
 from dslpar.layout.inferred_value import InferredValue
-from dslpar.layout.stages import EvenWeights, Weights
+from dslpar.layout.stages import Weights
 from dslpar.schema import families
 from dslpar.schema.sections import Model, OtherModel
 
@@ -28,7 +28,7 @@ class FamilyLayout(Protocol[Family]):
         """Return the sizes that need not be divisible, because they are padded, with their padded values."""
         ...
 
-    def pipeline_weights(self, model: Family, method: str, seq_len: int) -> EvenWeights:
+    def pipeline_weights(self, model: Family, method: str, seq_len: int) -> Weights:
         """Return the weights of layers by 'cost', 'parameters' or 'type:REGEX'."""
         ...
 

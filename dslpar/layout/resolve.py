@@ -76,7 +76,7 @@ def resolve(spec: Spec, world_size: int, path: str = "", trusted: tuple[str, ...
     """Decide all values of a run. The spec must have passed the linter for this world size."""
     pipeline, cuboid = pipeline_of(spec), cuboid_of(tensor_of(spec), spec.parallel.context, heads_of(spec.model))
     num_stages = pipeline.size if pipeline else 1
-    cuboid = with_zero(with_experts(cuboid, spec.parallel.expert), spec.model, spec.zero.stage, num_stages)
+    cuboid = with_zero(with_experts(cuboid, spec.model, spec.parallel.expert), spec.model, spec.zero.stage, num_stages)
     sizes = Sizes(data_size=data_size_of(world_size, num_stages, cuboid.size).value, cuboid=cuboid)
     mesh = Mesh(pipe=num_stages, data=sizes.data_size, tensor=cuboid, order=spec.parallel.order or STANDARD_ORDER)
     assert mesh.world_size == world_size, "a world that lint would have refused"
@@ -111,10 +111,14 @@ def heads_of(model: Model | OtherModel) -> Heads:
     return Heads(config.size("heads"), config.size("kv_heads"), config.is_causal)
 
 
-def with_experts(cuboid: TensorMesh, expert: ExpertParallel | None) -> TensorMesh:
-    """Return the cuboid, whose mixtures send tokens to their experts on `expert.size` ranks, if the config has that."""
+def with_experts(cuboid: TensorMesh, model: Model | OtherModel | None, expert: ExpertParallel | None) -> TensorMesh:
+    """Return the cuboid, whose mixtures send tokens to their experts on `expert.size` ranks, if the config has that.
+
+    dslpar's own mixtures always send tokens. Without `expert` the ranks of a tensor group hold all experts.
+    """
     if expert is None:
-        return cuboid
+        is_own = isinstance(model, Model) and model.num_experts is not None
+        return replace(cuboid, exchanges_tokens=True) if is_own else cuboid
     return replace(cuboid, e=max(1, expert.size // cuboid.size), exchanges_tokens=True, expert_chunks=expert.chunks)
 
 
@@ -125,8 +129,7 @@ def with_zero(cuboid: TensorMesh, model: Model | OtherModel, stage: int, num_sta
     group holds different experts. It cannot do so in a pipeline either, since DeepSpeed's grid of pipeline ranks has no
     axis but replicas for ZeRO.
     """
-    config = None if isinstance(model, Model) else model.transformers
-    has_experts = cuboid.exchanges_tokens or (config is not None and config.size("experts") is not None)
+    has_experts = cuboid.exchanges_tokens or model.num_experts is not None
     zero_over_d = cuboid.d > 1 and stage > 0 and num_stages == 1 and not has_experts
     return replace(cuboid, zero_over_d=zero_over_d) if zero_over_d != cuboid.zero_over_d else cuboid
 

@@ -20,7 +20,7 @@ from dslpar.core import mesh
 from dslpar.layout.batch import Batch, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import MODES, UNKNOWN_HEADS, combines, cuboid_of
-from dslpar.layout.resolve import chunks_of, heads_of, with_zero
+from dslpar.layout.resolve import chunks_of, heads_of, with_experts, with_zero
 from dslpar.linter.problem import UnknownValueError, require
 from dslpar.schema import sections
 from dslpar.schema.parallel_forms import pipeline_key, pipeline_of, stage_ids_key, tensor_key, tensor_of
@@ -241,11 +241,12 @@ class Tensor:
                 raise UnknownValueError("parallel.context")
             if context.size % (context.ulysses_size or 1):
                 raise UnknownValueError("parallel.context.ulysses_size")
-        heads = UNKNOWN_HEADS
+        heads, own_experts = UNKNOWN_HEADS, False
         with suppress(UnknownValueError):  # the cuboid's sizes are known without a model
-            heads = heads_of(self._spec.model)
+            model = self._spec.model
+            heads, own_experts = heads_of(model), with_experts(mesh.TensorMesh(), model, None).exchanges_tokens
         cuboid = cuboid_of(tensor, context, heads)
-        exchanges_tokens = self._spec.parallel.expert is not None
+        exchanges_tokens = self._spec.parallel.expert is not None or own_experts
         return replace(cuboid, exchanges_tokens=True) if exchanges_tokens else cuboid
 
     @cached_property

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dslpar.core.mesh import TensorMesh
 from dslpar.layout.modes import MODES, combines, cuboid_of
-from dslpar.layout.resolve import heads_of
+from dslpar.layout.resolve import heads_of, with_experts
 from dslpar.linter.context import Context
 from dslpar.linter.problem import UnknownValueError
 
@@ -73,5 +73,5 @@ def _cuboid(cx: Context, size: int) -> TensorMesh | None:
             return None
     if context is not None and not combines(tensor, context):
         return None
-    made = cuboid_of(tensor, context, heads_of(cx.spec.model))
-    return replace(made, exchanges_tokens=cx.spec.parallel.expert is not None)
+    made = with_experts(cuboid_of(tensor, context, heads_of(cx.spec.model)), cx.spec.model, None)
+    return replace(made, exchanges_tokens=True) if cx.spec.parallel.expert is not None else made

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from dslpar.core.mesh import TensorMesh
 from dslpar.layout import family_interface
 from dslpar.layout.divisors import Condition
-from dslpar.schema.sections import Model, OtherModel
+from dslpar.schema.sections import Experts, Model, OtherModel
 from dslpar.schema.transformers_configs import TransformersConfig
 
 Sized = Model | OtherModel
@@ -128,18 +128,38 @@ def _small_family(model: Model, cuboids: Sequence[TensorMesh], num_layers: int |
     sizes |= _dropout_rates(known)
     if known.get("pretrained"):
         sizes["pretrained"] = None
+    if isinstance(experts := known.get("experts"), Experts):
+        known |= {f"experts.{item.name}": getattr(experts, item.name) for item in fields(experts)}
+        sizes |= _small_experts(experts, sizes.get("num_layers", model.num_layers))
     step = {"image_size": sizes.get("patch_size", 1)}
 
+    def made(sizes: Mapping[str, Any]) -> Model:
+        of_experts = {name.partition(".")[2]: value for name, value in sizes.items() if name.startswith("experts.")}
+        own = {name: value for name, value in sizes.items() if not name.startswith("experts.")}
+        return replace(model, **own, **({"experts": replace(known["experts"], **of_experts)} if of_experts else {}))
+
     def conditions(sizes: Mapping[str, Any]) -> Sequence[Condition]:
-        small = replace(model, **sizes)
+        small = made(sizes)
         return [each for cuboid in cuboids for each in family_interface.conditions(small, cuboid, small.longest_sample)]
 
-    grown = _grow(sizes, conditions, lambda key: step.get(key, 1), str)
+    grown = _grow(sizes, conditions, lambda key: step.get(key, 1), lambda key: key.removeprefix("model."))
     changes = tuple(
         Change(f"model.{name}", known[name], value) for name, value in grown.items() if known[name] != value
     )
     lost = ("the weights of model.pretrained: random weights are used",) if known.get("pretrained") else ()
-    return SmallModel(replace(model, **grown), changes, lost)
+    return SmallModel(made(grown), changes, lost)
+
+
+def _small_experts(experts: Experts, num_layers: int) -> dict[str, int]:
+    """Return small sizes of a mixture, by the names of a family's fields; at least one block keeps a mixture."""
+    num = min(experts.num, 6)
+    return {
+        "experts.num": num,
+        "experts.top_k": min(experts.top_k, 2 if num > 2 else 1),
+        "experts.ffn_hidden_size": min(experts.ffn_hidden_size or 20, 20),
+        "experts.shared": min(experts.shared, 2),
+        "experts.every": min(experts.every, num_layers),
+    }
 
 
 def _kv_heads(heads: int, kv_heads: int, small_heads: int) -> int:

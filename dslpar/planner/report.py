@@ -18,9 +18,11 @@ from dslpar.forecast.plan import AT_FULL_SPEED, Forecast
 from dslpar.forecast.search import Option, leaders
 from dslpar.forecast.stage_memory import UNEVEN, StageMemory
 from dslpar.forecast.workload import Workload
+from dslpar.layout.family_interface import pipeline_weights
+from dslpar.layout.stages import EvenWeights
 from dslpar.layout.transformers_costs import num_parameters
 from dslpar.planner.planning import Plan, Suggestion
-from dslpar.schema.sections import TensorParallel
+from dslpar.schema.sections import Model, OtherModel, TensorParallel
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "fragmentation", "outside")
 _BAR = 24
@@ -110,7 +112,7 @@ def _heading(plan: Plan) -> Iterator[str]:
     batch = f"batch {job.batch.global_size:,}"
     if job.seq_len:
         batch += f" of {job.seq_len:,} tokens ({_count(own.tokens)})"
-    name = _name(workload) + " (traced)" * bool(workload.costs.units)
+    name = _name(workload) + " (traced)" * workload.costs.is_traced
     yield f"{job.path}: {name}, {_count(_parameters(workload))} parameters, {batch}"
     world = workload.mesh.world_size
     num_nodes = -(-world // nodes.per_node)
@@ -132,12 +134,22 @@ def _name(workload: Workload) -> str:
 def _parameters(workload: Workload) -> float:
     """Return the model's number of parameters: the sum over the ranks of one replica, with shared weights once."""
     mesh, costs = workload.mesh, workload.costs
-    config = getattr(workload.model, "transformers", None)
-    if mesh.tensor.exchanges_tokens and (known := num_parameters(config)) is not None:
+    if mesh.tensor.exchanges_tokens and (known := _known_parameters(workload.model)) is not None:
         return float(known)
     layers = costs.layer.memory.weights * (1 if costs.units else sum(workload.counts))
     held = layers + costs.first.memory.weights + costs.last.memory.weights
     return float(held - costs.tied) * mesh.tensor.size / mesh.tensor.d
+
+
+def _known_parameters(model: Model | OtherModel) -> int | None:
+    """Return the number of parameters of a model with experts, of which ranks hold different numbers."""
+    if not isinstance(model, Model):
+        return num_parameters(model.transformers)
+    weights = pipeline_weights(model, "parameters", model.longest_sample)
+    assert weights is not None, "a model of dslpar's"
+    total = sum(weights.loads((model.num_layers,)) if isinstance(weights, EvenWeights) else weights)
+    is_tied, table = getattr(model, "tie_embeddings", False), getattr(model, "vocab_size", 0)
+    return total - (table * getattr(model, "hidden_size", 0) if is_tied else 0)
 
 
 def _own_lines(plan: Plan) -> Iterator[str]:

@@ -3,7 +3,7 @@
     balance = balance_of(model, config, policy)              # None: the config does not enable the loss
     balance.watch(block, names, groups)                      # hooks on this block's routers
     with collecting(block, x, mask) as found: block(x)       # sums of this rank's tokens
-    loss = BalancedLoss(balance, groups, of_logits)          # coefficient * loss, added to the cross-entropy
+    loss = balance.added_to(groups, of_logits)               # coefficient * loss, added to the cross-entropy
 
 transformers records the router logits of all blocks and passes them to its `load_balancing_loss_func`. Here hooks on
 the same routers sum the statistics (`layers.balance_loss`). Blocks pass the sums on with the residual
@@ -30,6 +30,7 @@ from dslpar.layers import placement
 from dslpar.layers.balance_loss import balance_loss, router_sums
 from dslpar.layers.distinct_tokens import DistinctTokens
 from dslpar.layers.token_ids import local_tokens
+from dslpar.models.balanced_loss import BalancedLoss, no_sums
 from dslpar.models.layered import Loss
 from dslpar.policies import probe
 from dslpar.policies.experts import sharing_axes
@@ -66,12 +67,15 @@ class Balance(NamedTuple):
 
     def zeros(self, device: torch.device) -> Tensor:
         """Return the sums before the first block, [2, E]."""
-        # It requires a gradient, since DeepSpeed's pipeline sends one for each float.
-        return torch.zeros(2, self.num_experts, device=device, requires_grad=torch.is_grad_enabled())
+        return no_sums(self.num_experts, device)
 
     def loss(self, groups: Groups, sums: Tensor) -> Tensor:
         """Return this data rank's share of the loss, without the coefficient (see `layers.balance_loss`)."""
         return balance_loss(groups, sums, self.top_k)
+
+    def added_to(self, groups: Groups, of_logits: Loss) -> BalancedLoss:
+        """Return the loss of the logits with this loss added, as in transformers' forward."""
+        return BalancedLoss(groups, of_logits, coefficient=self.coefficient, top_k=self.top_k)
 
 
 def balance_of(model: Any, config: Any, policy: Policy) -> Balance | None:
@@ -109,20 +113,6 @@ def _is_known(function: Any, num_experts: int, top_k: int) -> bool:
     choices, probabilities = torch.stack(sums).sum(0) / (2 * mask.sum())
     own, found = num_experts * (choices * probabilities).sum(), function(tuple(logits), num_experts, top_k, mask)
     return math.isclose(float(found), float(own), rel_tol=1e-5)
-
-
-class BalancedLoss:
-    """The loss of the logits, plus the load-balancing loss times its coefficient, as in transformers' forward."""
-
-    def __init__(self, balance: Balance, groups: Groups, of_logits: Loss) -> None:
-        self.balance, self.groups, self.of_logits = balance, groups, of_logits
-        self.num_labels: int = getattr(of_logits, "num_labels", 1)
-        """Number of label tensors of a micro-batch."""
-
-    def __call__(self, output: Any, labels: Any) -> Tensor:
-        """Return the loss. `output`: the value of which `of_logits` computes its loss, and the sums."""
-        of_logits, sums = output
-        return self.of_logits(of_logits, labels) + self.balance.coefficient * self.balance.loss(self.groups, sums)
 
 
 # ---- the sums of one block ----

@@ -33,7 +33,7 @@ from dslpar.models.pretrained import Folder, PretrainedWeights
 from dslpar.policies import attention, probe, tables
 from dslpar.policies import replacement_modules as modules
 from dslpar.policies.apply import Setting, apply, make_whole
-from dslpar.policies.balance_loss import SETTING, BalancedLoss, balance_of
+from dslpar.policies.balance_loss import SETTING, balance_of
 from dslpar.policies.chain import Chain
 from dslpar.policies.config import check_settings, check_table, config_of, lists_of_blocks, proven_policy
 from dslpar.policies.constructed import fill_buffers
@@ -216,7 +216,7 @@ class HuggingFaceModel(LayeredModel):
 
     def _with_balance(self, groups: Groups, loss: Loss) -> Loss:
         """Return a loss of the model's logits, with the load-balancing loss added if the config enables it."""
-        return loss if self.balance is None else BalancedLoss(self.balance, groups, loss)
+        return loss if self.balance is None else self.balance.added_to(groups, loss)
 
     @property
     def takes_statistics(self) -> bool:  # type: ignore[override]

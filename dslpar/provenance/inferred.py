@@ -143,7 +143,7 @@ def _num_microbatches(subject: Subject) -> InferredValue | None:
 
 def of_model(subject: Subject, key: str) -> InferredValue | None:
     """Return the value that the model's family infers for a key from other keys; None if it infers none."""
-    section, _, field = key.rpartition(".")
+    section, _, field = key.partition(".")
     if section != "model" or not isinstance(subject.reading.spec.model, sections.Model):
         return None
     model = subject.cx.model.of(sections.Model)

@@ -259,6 +259,53 @@ class Model:
         """Return whether a sample may hold several documents that the model reads as if each were alone."""
         return False
 
+    @property
+    def num_experts(self) -> int | None:
+        """Experts of a mixture; None: the model has no mixtures of experts."""
+        return None
+
+
+@section
+class Experts:
+    """A mixture of experts in place of a block's MLP: each token visits the `top_k` experts that a router chooses."""
+
+    num: PositiveInt = key(
+        resume="refused",
+        aliases="num_experts",
+        synonyms="num_local_experts n_routed_experts moe_num_experts num_moe_experts",
+    )
+    """Number of experts."""
+    top_k: PositiveInt = key(
+        default=2, resume="refused", synonyms="num_experts_per_tok num_experts_per_token moe_top_k moe_router_topk topk"
+    )
+    """Experts that each token visits."""
+    ffn_hidden_size: PositiveInt | None = key(
+        default=None, resume="refused", synonyms="moe_intermediate_size moe_ffn_hidden_size"
+    )
+    """Features of the hidden layer of one expert; default: the model's ffn_hidden_size."""
+    shared: NonNegativeInt = key(
+        default=0, resume="refused", synonyms="n_shared_experts num_shared_experts moe_num_shared_experts"
+    )
+    """Number of shared experts, which every token visits besides its own."""
+    every: PositiveInt = key(default=1, resume="refused", synonyms="decoder_sparse_step moe_layer_freq expert_interval")
+    """The last of every so many blocks has a mixture, and the others have an MLP. 2: blocks 1, 3, 5, ..."""
+    router: Choice = key(
+        default="softmax",
+        resume="refused",
+        choices=("softmax", "sigmoid"),
+        synonyms="scoring_func moe_router_score_function",
+    )
+    """How the router's logits become the scores of experts: 'softmax' over all experts, as in Mixtral, or 'sigmoid' of
+    each, as in DeepSeek-V3. The output of an expert is multiplied by its score."""
+    renormalize: bool = key(default=True, resume="refused", synonyms="norm_topk_prob normalize_expert_weights")
+    """Divide the scores of a token's experts by their sum."""
+    balance: NonNegativeFloat = key(
+        default=0.01,
+        resume="reported",
+        synonyms="router_aux_loss_coef moe_aux_loss_coeff moe_loss_coeff aux_loss_coef",
+    )
+    """Coefficient of the load-balancing loss, which is added to the cross-entropy; 0: no such loss."""
+
 
 class TokenModel(Model):
     """Base of the families that read tokens of a vocabulary; each family declares these fields itself."""
@@ -364,6 +411,11 @@ class OtherModel:
             return self.transformers.num_layers if self.transformers is not None else None
         placed = [layer["layer_idx"] for layer in self.layers if layer.get("layer_idx") is not None]
         return max(0, *placed) + 1 if placed else len(self.layers)
+
+    @property
+    def num_experts(self) -> int | None:
+        """Experts of a mixture; None: the model has no mixtures of experts, or is unknown."""
+        return None if self.transformers is None else self.transformers.size("experts")
 
 
 @section

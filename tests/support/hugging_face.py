@@ -170,7 +170,7 @@ FAMILIES: dict[str, Family] = {
     "opt, norms after": Family("OPT", _OPT | {"do_layer_norm_before": False, "tie_word_embeddings": False}),
     "bloom": Family("Bloom", _BLOOM, attention="eager"),
     "mixtral": Family("Mixtral", _EXPERTS),
-    "mixtral, 5 experts": Family("Mixtral", _EXPERTS | {"num_local_experts": 5, "tie_word_embeddings": True}),
+    "mixtral, 5 experts": Family("Mixtral", _EXPERTS | {"num_experts": 5, "tie_word_embeddings": True}),
     "qwen3_moe": Family("Qwen3Moe", _EXPERTS | {"head_dim": 4, "mlp_only_layers": [1], "norm_topk_prob": True}),
     "qwen2_moe": Family("Qwen2Moe", _EXPERTS | {"shared_expert_intermediate_size": 32, "decoder_sparse_step": 2}),
     "olmoe": Family("Olmoe", _EXPERTS | {"num_key_value_heads": 8}),

@@ -43,12 +43,16 @@ _LATENT |= {"v_head_dim": 32, "num_key_value_heads": HEADS, "first_k_dense_repla
 _STAGES = {"embed_dim": 192, "num_heads": [12, 24, 48, 96], "num_labels": 1000}
 _NO_SIZES: Mapping[str, Any] = {}
 
+_OF_LLAMA = {"num_kv_heads": KV_HEADS, "norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "bias": False}
+
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "GPT": ("GPT", _NO_SIZES),
     "Llama's form": (
         "GPT",
-        {"num_kv_heads": KV_HEADS, "norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "bias": False},
+        _OF_LLAMA,
     ),
+    "GPT, experts": ("GPT", {"experts": {"num": 16, "top_k": 4, "ffn_hidden_size": 768, "shared": 1, "every": 2}}),
+    "GPT, sigmoid": ("GPT", _OF_LLAMA | {"experts": {"num": 16, "router": "sigmoid", "ffn_hidden_size": 768}}),
     "one key head": ("GPT", {"num_kv_heads": 1, "positions": "rotary"}),
     "ResMLP": ("ResMLP", _NO_SIZES),
     "MoCo": ("MoCo", _NO_SIZES),
@@ -111,7 +115,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Name -> model type and sizes."""
 OF_TRANSFORMERS = tuple(name for name, (kind, _) in FAMILIES.items() if kind.startswith("transformers."))
 
-OWN_ROUTERS = ("DeepSeek-V3", "DeepSeek-V2", "GLM-4.5", "GPT-OSS")
+OWN_ROUTERS = ("DeepSeek-V3", "DeepSeek-V2", "GLM-4.5", "GPT-OSS", "GPT, experts", "GPT, sigmoid")
 """Mixtures of which only rows written by hand are proved."""
 MIXTURES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE", *OWN_ROUTERS)
 """Families with experts, whose tokens `parallel.expert` sends to them."""

@@ -278,10 +278,11 @@ def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
 @rule("BAT116", "statistics-of-the-layout", "warning")
 def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
     """Statistics of micro-batches, of batch norms or of a load-balancing loss, depend on the layout."""
-    model, given = cx.model.other, cx.source.given
+    model, given = cx.spec.model, cx.source.given
     if "model.layers_cfg" in cx.reading.invalid:
         return
-    if not given("batch.micro_size") and (norm := _batch_norm(model)):
+    is_other = isinstance(model, sections.OtherModel)
+    if is_other and not given("batch.micro_size") and (norm := _batch_norm(model)):
         micro = cx.layout.batch.micro_size
         message = (
             f"{norm} computes its statistics over a micro-batch, whose size ({micro} here) changes with the layout"
@@ -297,8 +298,10 @@ def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
         yield cx.problem("batch.micro_size", message, f"replace micro_size by accumulation={count}")
 
 
-def _balances_experts(model: sections.OtherModel) -> bool:
-    """Return whether the config of a transformers model enables the load-balancing loss of its experts."""
+def _balances_experts(model: sections.Model | sections.OtherModel) -> bool:
+    """Return whether a model's config enables the load-balancing loss of its experts."""
+    if isinstance(model, sections.Model):
+        return bool(getattr(model, "is_balanced", False))
     config = model.transformers
     return config is not None and bool(config.size("experts") and config.values.get("output_router_logits"))
 

@@ -60,8 +60,8 @@ def expert_without_a_mixture(cx: Context) -> Iterator[Problem]:
     """parallel.expert is set, but the model has no experts."""
     _size(cx)
     model = cx.spec.model
-    config = None if isinstance(model, Model) else model.transformers
-    if isinstance(model, Model) or (config is not None and config.size("experts") is None):
+    is_known = isinstance(model, Model) or model.transformers is not None
+    if is_known and model.num_experts is None:
         message = "the model has no mixture of experts, so parallel.expert has no effect"
         yield cx.problem("parallel.expert", message, "leave parallel.expert out")
 

@@ -10,7 +10,7 @@ from dslpar.layout import listed_layers
 from dslpar.layout.divisors import divisors, least_micro_size
 from dslpar.layout.family_interface import layout_of
 from dslpar.layout.resolve import stages_of
-from dslpar.layout.stages import balanced_listed, counts_of, in_order, is_pattern, num_matches
+from dslpar.layout.stages import EvenWeights, balanced_listed, counts_of, in_order, is_pattern, num_matches
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
@@ -214,7 +214,8 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
     if isinstance(model, sections.OtherModel):
         matched = num_matches(method, names)
     else:
-        matched = sum(layout_of(model).pipeline_weights(model, method, 0).loads((cx.model.num_layers,)))
+        weights = layout_of(model).pipeline_weights(model, method, 0)
+        matched = sum(weights.loads((cx.model.num_layers,)) if isinstance(weights, EvenWeights) else weights)
     stages = cx.pipeline.chunks.stages
     if 0 < matched < stages <= cx.model.num_layers:
         message = f"{method!r} matches {matched} layer{'s' * (matched > 1)}, but there are {stages} stages"

@@ -17,6 +17,7 @@ from dslpar.costs.layers import (
     Embedding,
     Head,
     Layers,
+    Mixture,
     ModelLayers,
     Norm,
     ResidualAdd,
@@ -24,14 +25,15 @@ from dslpar.costs.layers import (
     attention,
     mlp,
 )
-from dslpar.models.gpt.layout import block_weights
+from dslpar.models.gpt.layout import block_weights, shared_ffn
 from dslpar.models.gpt.section import GPT
 
 
 def layers(model: GPT, seq_len: int, adapters: AdapterSizes | None = None, causal: bool = True) -> ModelLayers:
     """Return the model's layers: two norms, attention and MLP per block.
 
-    With `adapters` only these are trained, and the block's own weights are frozen. Dropout is not counted. Without any
+    In a block with `experts` a mixture is in place of the MLP. With `adapters` only these are trained, and the block's
+    own weights are frozen. Dropout is not counted. Without any
     sharding, a block with gelu saves 16 s b h elements (sequence s, samples b, hidden size h).
     """
     hidden, vocab, bias, frozen = model.hidden_size, model.vocab_size, model.bias, adapters is not None
@@ -49,18 +51,37 @@ def layers(model: GPT, seq_len: int, adapters: AdapterSizes | None = None, causa
         adapters=adapters,
     )
     head = Head(hidden, vocab, frozen=adapters is not None and not adapters.trains_head)
+    attention_part = (norm, ResidualAdd(hidden), *core)
+    of_mlp = mlp(hidden, model.ffn_size, activation=model.activation, bias=bias, adapters=adapters)
+    kinds = [model.has_mixture(index) for index in range(model.num_layers)]
+    parts = {kind: (norm, ResidualAdd(hidden), *(_mixture(model, frozen) if kind else of_mlp)) for kind in set(kinds)}
+    are_equal = len(parts) == 1
     return ModelLayers(
         first=(table, *positions),
-        block=(norm, ResidualAdd(hidden), *core),
-        mlp_part=(
-            norm,
-            ResidualAdd(hidden),
-            *mlp(hidden, model.ffn_size, activation=model.activation, bias=bias, adapters=adapters),
-        ),
+        block=attention_part if are_equal else (),
+        mlp_part=parts[kinds[0]] if are_equal else (),
+        unequal=() if are_equal else tuple([attention_part + parts[kind] for kind in kinds]),
         last=(norm, head, CrossEntropy(vocab)),
         boundary=hidden,
         tied=Embedding(vocab, hidden, frozen=table.frozen and head.frozen) if model.tie_embeddings else None,
     )
+
+
+def _mixture(model: GPT, frozen: bool) -> Layers:
+    """Return a mixture, and the MLP of its shared experts; neither has a bias."""
+    assert model.experts is not None, "a block with a mixture"
+    hidden, blocks = model.hidden_size, 2 if model.activation == "swiglu" else 1
+    experts = Mixture(
+        hidden,
+        model.expert_ffn_size,
+        model.experts.num,
+        model.experts.top_k,
+        frozen=frozen,
+        blocks=blocks,
+        is_own=True,
+    )
+    shared = shared_ffn(model)
+    return (experts, *(mlp(hidden, shared, activation=model.activation, bias=False) if shared else ()))
 
 
 def flops_per_token(model: GPT, seq_len: int) -> Flops:
@@ -71,5 +92,9 @@ def flops_per_token(model: GPT, seq_len: int) -> Flops:
 
 
 def num_multiplied_weights(model: GPT) -> int:
-    """Return the number of weights that each token is multiplied with: attention, MLP, and the head, tied or not."""
-    return model.num_layers * block_weights(model) + model.hidden_size * model.vocab_size
+    """Return the number of weights that each token is multiplied with: attention, MLP, and the head, tied or not.
+
+    Of a mixture's experts only those count that a token visits.
+    """
+    blocks = sum(block_weights(model, model.has_mixture(index)) for index in range(model.num_layers))
+    return blocks + model.hidden_size * model.vocab_size

@@ -14,10 +14,15 @@ start.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.core.catalog import raise_finding
 from dslpar.models.gpt.section import GPT
+from dslpar.schema.sections import Experts
+
+if TYPE_CHECKING:
+    from dslpar.models.pretrained import StoredPart
 
 Config = Mapping[str, Any]
 
@@ -40,6 +45,10 @@ class _Kind(NamedTuple):
     """dslpar's module -> transformers' modules whose weights it concatenates; names in a block are relative to it."""
     transposed: tuple[str, ...] = ()
     """dslpar's modules whose weights have the shape [in, out] in transformers."""
+    experts: Mapping[str, tuple[object, ...]] | None = None
+    """Key of a GPT's `experts` -> the values for which it equals this class; None: this class has no experts."""
+    parameters: Mapping[str, str] = {}
+    """Parameter in a block -> its name in transformers, where no name of a module tells it."""
 
 
 def class_of(model: GPT) -> str:
@@ -49,7 +58,8 @@ def class_of(model: GPT) -> str:
     if not fitting:
         nearest = min(wrong, key=lambda name: len(wrong[name]))
         details = [f"{name} has {', '.join(problems)}" for name, problems in wrong.items()]
-        message = "neither GPT2LMHeadModel nor LlamaForCausalLM in transformers computes the same as this GPT"
+        *names, last = wrong
+        message = f"neither {', '.join(names)} nor {last} in transformers computes the same as this GPT"
         hint = f"use dslpar's own format; a run with {', '.join(wrong[nearest])} is a {nearest}"
         raise_finding("CKP222", message, hint, key="model", details=details)
     return fitting[0]
@@ -59,6 +69,11 @@ def _misfits(model: GPT, kind: _Kind) -> Iterator[str]:
     for field, values in kind.needs.items():
         if getattr(model, field) not in values:
             yield f"{field}={' or '.join(map(repr, values))}"
+    if (model.experts is None) != (kind.experts is None):
+        yield "experts left out" if kind.experts is None else "experts"
+    for field, values in (kind.experts or {}).items() if model.experts is not None else ():
+        if getattr(model.experts, field) not in values:
+            yield f"experts.{field}={' or '.join(map(repr, values))}"
     if kind is _KINDS["GPT2LMHeadModel"] and model.kv_heads != model.num_heads:
         yield f"num_kv_heads={model.num_heads}"
 
@@ -77,8 +92,31 @@ def tensors_of(model: GPT, parameter: str) -> tuple[tuple[str, bool], ...]:
     if module.startswith("blocks."):
         _, number, module = module.split(".", 2)
         before = f"{kind.blocks}.{number}."
+    if (name := kind.parameters.get(f"{module}.{own}")) is not None:
+        return ((f"{before}{name}", False),)
     names = kind.names[module]
     return tuple((f"{before}{name}.{own}", own == "weight" and module in kind.transposed) for name in names)
+
+
+def stored(model: GPT) -> dict[str, list[StoredPart]]:
+    """Return the tensors of a folder's files that form the weights of mixtures, which are stored expert by expert."""
+    from dslpar.models.pretrained import StoredPart  # imports torch
+
+    found: dict[str, list[StoredPart]] = {}
+    hidden, ffn, number = model.hidden_size, model.expert_ffn_size, model.num_experts or 0
+    for index in filter(model.has_mixture, range(model.num_layers)):
+        block, files = f"model.layers.{index}.mlp", f"model.layers.{index}.block_sparse_moe"
+        found[f"{block}.gate.weight"] = [StoredPart(f"{files}.gate.weight", (0, 0), (number, hidden), (0, 1))]
+        found[f"{block}.experts.gate_up_proj"] = [
+            StoredPart(f"{files}.experts.{at}.{own}.weight", (at, first, 0), (1, ffn, hidden), (-1, 0, 1))
+            for at in range(number)
+            for own, first in (("w1", 0), ("w3", ffn))
+        ]
+        found[f"{block}.experts.down_proj"] = [
+            StoredPart(f"{files}.experts.{at}.w2.weight", (at, 0, 0), (1, hidden, ffn), (-1, 0, 1))
+            for at in range(number)
+        ]
+    return found
 
 
 def base_prefix(model: GPT) -> str:
@@ -94,7 +132,7 @@ def fields_of(config: Config, path: str = "config.json") -> dict[str, Any]:
     """
     kind = next((kind for name, kind in _KINDS.items() if config.get("model_type") == _MODEL_TYPES[name]), None)
     if kind is None:
-        message = f"{path} describes a model of type {config.get('model_type')!r}, but a GPT is a 'gpt2' or a 'llama'"
+        message = f"{path} describes a model of type {config.get('model_type')!r}, but a GPT is {_one_of(_MODEL_TYPES)}"
         raise_finding("CKP222", message, "use type='transformers.X', which runs transformers' own code", path)
     if refused := list(kind.refused(config)):
         message = f"{path} describes a model that dslpar's GPT cannot compute: {', '.join(refused)}"
@@ -106,19 +144,37 @@ def check_fits(model: GPT, config: Config, path: str) -> None:
     """Check that a GPT is the model of a config.json. Raises: DslparError: fields differ; lists all of them."""
     found, differ = fields_of(config, path), differences(model, config, path)
     if differ:
-        details = [f"model.{name} is {of!r}, but config.json has {value!r}" for name, (of, value) in differ.items()]
-        written = ", ".join(f"{name}={value!r}" for name, value in found.items())
+        details = [
+            f"model.{name} is {shown(of)}, but config.json has {shown(value)}" for name, (of, value) in differ.items()
+        ]
+        written = ", ".join(f"{name}={shown(value)}" for name, value in found.items())
         message = f"{path} has the weights of another model:"
         raise_finding("CKP207", message, f"model = dict(type='GPT', {written}, pretrained=...)", path, "model", details)
+
+
+def shown(value: object) -> str:
+    """Return a field's value as a config writes it."""
+    if not isinstance(value, Experts):
+        return repr(value)
+    given = {item.name: getattr(value, item.name) for item in fields(value)}
+    usual = {item.name: item.default for item in fields(value)}
+    return f"dict({', '.join(f'{name}={of!r}' for name, of in given.items() if of != usual[name])})"
 
 
 def differences(model: GPT, config: Config, path: str = "config.json") -> dict[str, tuple[object, object]]:
     """Return {field: (GPT's value, config.json's value)} for differing fields. Raises: DslparError: as `fields_of`."""
     found = fields_of(config, path)
+    # The balance loss is no property of weights.
+    own_experts, of_config = model.experts, found.setdefault("experts", None)
+    if own_experts is not None and of_config is not None:
+        own_experts = replace(own_experts, ffn_hidden_size=model.expert_ffn_size)
+        found["experts"] = replace(of_config, balance=own_experts.balance)
     # Not the fields left out here whose value in config.json follows from other fields: they differ only if those do.
-    follows = {"num_kv_heads": found["num_heads"], "ffn_hidden_size": 4 * found["hidden_size"]}
+    follows = {"num_kv_heads": found["num_heads"], "ffn_hidden_size": 4 * found["hidden_size"], "experts": None}
     found = {name: value for name, value in found.items() if getattr(model, name) is not None or follows[name] != value}
-    own = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
+    own = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size, "experts": own_experts}
+    if model.experts is not None:  # its blocks have no MLP
+        found.pop("ffn_hidden_size", None)
     pairs = {name: (own.get(name, getattr(model, name)), value) for name, value in found.items()}
     # Rotary positions have no table, so a run may have shorter or longer sequences.
     free = "max_seq_len" if model.positions == "rotary" else ""
@@ -234,8 +290,52 @@ def _llama_refused(config: Config) -> Iterator[str]:
         yield f"head_dim={config['head_dim']!r}"
 
 
-_MODEL_TYPES = {"GPT2LMHeadModel": "gpt2", "LlamaForCausalLM": "llama"}
-_KINDS: Mapping[str, _Kind] = {
+# ---- Mixtral ----
+
+
+def _mixtral_config(model: GPT) -> dict[str, Any]:
+    experts = model.experts
+    assert experts is not None, "a GPT with experts"
+    found = _llama_config(model)
+    del found["attention_bias"], found["mlp_bias"]
+    return found | {
+        "intermediate_size": model.expert_ffn_size,
+        "num_local_experts": experts.num,
+        "num_experts_per_tok": experts.top_k,
+        "output_router_logits": experts.balance > 0,
+        "router_aux_loss_coef": experts.balance or 0.001,
+    }
+
+
+def _mixtral_fields(config: Config) -> dict[str, Any]:
+    sizes = {"intermediate_size": 14336, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+    sizes |= {"max_position_embeddings": 131072}
+    found = _llama_fields({**sizes, **config})
+    balance = config.get("router_aux_loss_coef", 0.001) if config.get("output_router_logits", False) else 0.0
+    experts = Experts(
+        num=config.get("num_local_experts", 8),
+        top_k=config.get("num_experts_per_tok", 2),
+        ffn_hidden_size=found["ffn_hidden_size"],
+        balance=balance,
+    )
+    return {**found, "bias": False, "experts": experts}
+
+
+def _mixtral_refused(config: Config) -> Iterator[str]:
+    yield from _llama_refused(config)
+    if config.get("sliding_window") is not None:
+        yield f"sliding_window={config['sliding_window']!r}"
+    if config.get("router_jitter_noise"):
+        yield f"router_jitter_noise={config['router_jitter_noise']!r}"
+
+
+def _one_of(types: Mapping[str, str]) -> str:
+    *names, last = (f"a {name!r}" for name in types.values())
+    return f"{', '.join(names)} or {last}"
+
+
+_MODEL_TYPES = {"GPT2LMHeadModel": "gpt2", "LlamaForCausalLM": "llama", "MixtralForCausalLM": "mixtral"}
+_KINDS: dict[str, _Kind] = {
     "GPT2LMHeadModel": _Kind(
         needs={"norm": ("layernorm",), "activation": ("gelu", "gelu_tanh"), "positions": ("learned",), "bias": (True,)},
         config=_gpt2_config,
@@ -275,3 +375,15 @@ _KINDS: Mapping[str, _Kind] = {
         },
     ),
 }
+_KINDS["MixtralForCausalLM"] = _KINDS["LlamaForCausalLM"]._replace(
+    needs={**_KINDS["LlamaForCausalLM"].needs, "bias": (False,)},
+    config=_mixtral_config,
+    fields=_mixtral_fields,
+    refused=_mixtral_refused,
+    experts={"shared": (0,), "every": (1,), "router": ("softmax",), "renormalize": (True,)},
+    parameters={
+        "mlp.router": "mlp.gate.weight",
+        "mlp.up": "mlp.experts.gate_up_proj",
+        "mlp.down": "mlp.experts.down_proj",
+    },
+)

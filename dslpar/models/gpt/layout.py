@@ -5,13 +5,14 @@ Pipeline stages are balanced by the layer weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from dslpar.core.mesh import TensorMesh
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Attention, Condition
 from dslpar.layout.inferred_value import InferredValue
-from dslpar.layout.stages import EvenWeights, num_matches
+from dslpar.layout.stages import EvenWeights, Weights, num_matches
 from dslpar.models.gpt.section import GPT
 
 
@@ -22,11 +23,21 @@ def attention_sizes(model: GPT) -> Attention:
 
 def conditions(model: GPT, cuboid: TensorMesh, seq_len: int) -> list[Condition]:
     """Return the divisibility conditions; `seq_len` 0: unknown."""
-    return [
-        *divisors.attention(attention_sizes(model), cuboid),
-        *divisors.inner_features(model.ffn_size, cuboid),
-        *divisors.sequence(seq_len, cuboid),
-    ]
+    found = [*divisors.attention(attention_sizes(model), cuboid)]
+    if not all(map(model.has_mixture, range(model.num_layers))):
+        found += divisors.inner_features(model.ffn_size, cuboid)
+    if shared := shared_ffn(model):
+        found += divisors.inner_features(shared, cuboid, SHARED_FFN)
+    return [*found, *divisors.sequence(seq_len, cuboid)]
+
+
+SHARED_FFN = "model.experts.ffn_hidden_size"
+"""The key that determines the features of shared experts, which an MLP on all ranks of the tensor group computes."""
+
+
+def shared_ffn(model: GPT) -> int:
+    """Return the features of the hidden layers of a mixture's shared experts together; 0 if there are none."""
+    return 0 if model.experts is None else model.experts.shared * model.expert_ffn_size
 
 
 def padding(model: GPT, cuboid: TensorMesh) -> list[Condition]:
@@ -37,8 +48,11 @@ def padding(model: GPT, cuboid: TensorMesh) -> list[Condition]:
 # The cut over stages ----------------------------------------------------------------------------------------------
 
 
-def pipeline_weights(model: GPT, method: str, seq_len: int) -> EvenWeights:
+def pipeline_weights(model: GPT, method: str, seq_len: int) -> Weights:
     """Return the weight of each block, and of tables, norm and head on the first and last stage, for pipeline cuts.
+
+    If some blocks have a mixture of experts and others an MLP, the result lists the weights of all blocks, and those of
+    the first and the last block include the rest of their stages.
 
     'cost': multiplications in a token's forward, in a sequence of `seq_len`; an embedding lookup counts 0.
     'parameters': elements that a stage holds; both the first and the last stage hold a tied table. 'type:REGEX': 1 for
@@ -50,35 +64,67 @@ def pipeline_weights(model: GPT, method: str, seq_len: int) -> EvenWeights:
     """
     hidden = model.hidden_size
     table = hidden * model.vocab_size
+    of_block: Callable[[bool], int]
     if method == "cost":
         # Half of the causal scores are computed, in each of two products.
-        return EvenWeights(first=0, layer=block_weights(model) + seq_len * hidden, last=table)
-    if method == "parameters":
+        first, last, of_block = 0, table, lambda mixture: block_weights(model, mixture) + seq_len * hidden
+    elif method == "parameters":
         positions = hidden * model.max_seq_len if model.positions == "learned" else 0
-        return EvenWeights(table + positions, block_parameters(model), table + norm_parameters(model))
-    token, position, block, norm, head = (num_matches(method, [name]) for name in class_names(model))
-    return EvenWeights(token + position, block, norm + head)
+        first, last = table + positions, table + norm_parameters(model)
+        of_block = partial(block_parameters, model)
+    else:
+        token, position, *blocks, norm, head = (num_matches(method, [name]) for name in class_names(model))
+        first, last, of_block = token + position, norm + head, lambda mixture: blocks[-1 if mixture else 0]
+    kinds = [model.has_mixture(index) for index in range(model.num_layers)]
+    if len(set(kinds)) == 1:
+        return EvenWeights(first, of_block(kinds[0]), last)
+    listed = [of_block(kind) for kind in kinds]
+    return [listed[0] + first, *listed[1:-1], listed[-1] + last]
 
 
 def class_names(model: GPT) -> Sequence[str]:
-    """Return the class names of the layers in order; the third is the class of all blocks."""
+    """Return the class names of the layers, each once, in order; blocks come third, and with mixtures fourth too."""
     positions = "PositionEmbedding" if model.positions == "learned" else "Dropout"
     norm = "LayerNorm" if model.norm == "layernorm" else "RMSNorm"
-    return "Embedding", positions, "Block", norm, "Head"
+    kinds = sorted({model.has_mixture(index) for index in range(model.num_layers)})
+    return "Embedding", positions, *("MixtureBlock" if kind else "Block" for kind in kinds), norm, "Head"
 
 
-def block_weights(model: GPT) -> int:
-    """Return the elements of a block's matrices: q, k, v and output of attention, two or three of the MLP."""
-    hidden, ffn = model.hidden_size, model.ffn_size
-    qkv, up = hidden + 2 * kv_features(model), (2 if model.activation == "swiglu" else 1) * ffn
-    return hidden * (qkv + hidden) + hidden * (up + ffn)
+def block_weights(model: GPT, mixture: bool = False) -> int:
+    """Return the elements of a block's matrices that a token is multiplied with: of attention, and of the MLP.
+
+    Of a mixture, these are the matrices of `top_k` experts, of the shared experts, and the router.
+    """
+    active = model.experts.top_k if mixture and model.experts else 0
+    return _attention_weights(model) + (_mixture_weights(model, active) if mixture else _mlp_weights(model))
 
 
-def block_parameters(model: GPT) -> int:
+def block_parameters(model: GPT, mixture: bool = False) -> int:
     """Return all elements of a block: its matrices, their biases if there are any, two norms."""
-    hidden, up = model.hidden_size, (2 if model.activation == "swiglu" else 1) * model.ffn_size
-    biases = hidden + 2 * kv_features(model) + hidden + up + hidden if model.bias else 0
-    return block_weights(model) + biases + 2 * norm_parameters(model)
+    hidden, up = model.hidden_size, _up_blocks(model) * model.ffn_size
+    biases = hidden + 2 * kv_features(model) + hidden if model.bias else 0
+    found = _attention_weights(model) + biases + 2 * norm_parameters(model)
+    if mixture:
+        return found + _mixture_weights(model, model.num_experts or 0)
+    return found + _mlp_weights(model) + (up + hidden if model.bias else 0)
+
+
+def _attention_weights(model: GPT) -> int:
+    return model.hidden_size * (2 * model.hidden_size + 2 * kv_features(model))
+
+
+def _mlp_weights(model: GPT) -> int:
+    return model.hidden_size * (_up_blocks(model) + 1) * model.ffn_size
+
+
+def _mixture_weights(model: GPT, experts: int) -> int:
+    """Return the elements of the router, of so many experts, and of the shared ones; they have no biases."""
+    features = experts * model.expert_ffn_size + shared_ffn(model)
+    return model.hidden_size * ((model.num_experts or 0) + (_up_blocks(model) + 1) * features)
+
+
+def _up_blocks(model: GPT) -> int:
+    return 2 if model.activation == "swiglu" else 1
 
 
 def kv_features(model: GPT) -> int:
@@ -102,4 +148,6 @@ def inferred(model: GPT, field: str) -> InferredValue | None:
         )
     if field == "ffn_hidden_size":
         return InferredValue(4 * model.hidden_size, f"4 * hidden_size {model.hidden_size}", ("model.hidden_size",))
+    if field == "experts.ffn_hidden_size":
+        return InferredValue(model.ffn_size, "the model's ffn_hidden_size", ("model.ffn_hidden_size",))
     return None

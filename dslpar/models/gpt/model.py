@@ -6,7 +6,8 @@
 
 As in GPT-2, initial weights are N(0, init_std), those of projections that add to the residual are N(0, init_std /
 sqrt(2 num_layers)), and biases are zero. The blocks are those of nanoGPT. Llama (arXiv 2302.13971) has norm="rmsnorm",
-activation="swiglu", positions="rotary", bias=False, tie_embeddings=False, and in later versions num_kv_heads.
+activation="swiglu", positions="rotary", bias=False, tie_embeddings=False, and in later versions num_kv_heads. `experts`
+puts a mixture of experts in place of the MLP of all blocks or of some (`dslpar.layers.mixture`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from dslpar.layers import (
     Embedding,
     Form,
     Head,
+    Mixture,
+    MixtureBlock,
     PositionEmbedding,
     Rotary,
     cross_entropy,
@@ -34,7 +37,9 @@ from dslpar.layers import (
     normal,
 )
 from dslpar.layers.block import Activation, Norm
+from dslpar.layers.mixture import Router
 from dslpar.layers.parameter import PlacedModule, Shared
+from dslpar.models.balanced_loss import BalancedLoss, no_sums
 from dslpar.models.gpt import hugging_face, section
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss, VocabularyHead
 from dslpar.models.pretrained import CONFIG, Folder, PretrainedWeights, Source, read_config
@@ -56,7 +61,6 @@ class GPT(section.GPT, LayeredModel):
             after_tokens = LayerSpec(name="embedding.dropout", build=partial(Dropout, groups, self.dropout))
         else:
             after_tokens = LayerSpec(name="embedding.positions", build=partial(_Positions, groups, self))
-        block = partial(self._block, groups)
         if self.tie_embeddings:
             # Table and head are the same shard, so a tied head is the embedding used a second time.
             head = LayerSpec(name="head", build=tokens, tied="embedding.tokens")
@@ -66,39 +70,64 @@ class GPT(section.GPT, LayeredModel):
             LayerSpec(name="embedding.tokens", build=tokens),
             after_tokens,
             *(
-                LayerSpec(name=f"blocks.{index}", build=block, layer_idx=index, recomputable=True)
+                LayerSpec(
+                    name=f"blocks.{index}",
+                    build=partial(self._mixture_block if self.has_mixture(index) else self._block, groups),
+                    layer_idx=index,
+                    recomputable=True,
+                )
                 for index in range(self.num_layers)
             ),
             LayerSpec(name="norm", build=partial(self._form.make_norm, groups, self.hidden_size, self.layernorm_eps)),
             head,
         ]
-        specs = [replace(spec, forward=_FORWARDS.get(spec.name, _run_block), skips_init=True) for spec in specs]
+        forwards, run_block = self._forwards, partial(_run_block, int(self.is_balanced))
+        specs = [replace(spec, forward=forwards.get(spec.name, run_block), skips_init=True) for spec in specs]
         if self.pretrained is None:
             return specs
         hugging_face.check_fits(self, read_config(self.pretrained), f"{self.pretrained}/{CONFIG}")
-        folder = Folder(self.pretrained, hugging_face.base_prefix(self))
+        folder = Folder(self.pretrained, hugging_face.base_prefix(self), partial(hugging_face.stored, self))
         return [replace(spec, build=partial(self._pretrained, folder, spec.owner, spec.build)) for spec in specs]
 
     @property
     def vocabulary_head(self) -> VocabularyHead:  # type: ignore[override]
         """The head, which has its own weight or the token table's."""
-        return VocabularyHead("head", self.vocab_size)
+        return VocabularyHead("head", self.vocab_size, self._with_balance)
+
+    @property
+    def takes_statistics(self) -> bool:  # type: ignore[override]
+        """Return whether the loss includes the load-balancing loss."""
+        return self.is_balanced
+
+    def for_inference(self) -> LayeredModel:
+        """Return the model without the load-balancing loss, whose output is the logits alone."""
+        if self.experts is None or not self.is_balanced:
+            return self
+        return replace(self, experts=replace(self.experts, balance=0.0))
 
     def loss(self, groups: Groups) -> Loss:
         """Return the mean cross-entropy over counted tokens as a function of (logits [batch, sequence, V], labels).
 
         Labels are whole on every rank. If `labels[1]` is given, the sum is divided by it instead of the number of
-        tokens.
+        tokens. With a load-balancing loss, the first argument is (logits, the routers' sums), and the result includes
+        it.
         """
 
         def loss(logits: Tensor, labels: Labels) -> Tensor:
             labels, denominator = (labels, None) if isinstance(labels, torch.Tensor) else labels
             return cross_entropy(groups, logits, labels, self.vocab_size, denominator)
 
-        return loss
+        return self._with_balance(groups, loss)
+
+    def _with_balance(self, groups: Groups, loss: Loss) -> Loss:
+        """Return a loss of the logits, with the load-balancing loss added if the config has one."""
+        if self.experts is None or not self.is_balanced:
+            return loss
+        return BalancedLoss(groups, loss, coefficient=self.experts.balance, top_k=self.experts.top_k)
 
     def whole_output(self, groups: Groups, output: Any) -> Any:
         """Return the logits [batch, sequence, vocab_size], whole on every rank."""
+        output = output[0] if isinstance(output, tuple) else output
         return from_inner(groups, output)[..., : self.vocab_size]
 
     @property
@@ -122,52 +151,95 @@ class GPT(section.GPT, LayeredModel):
         return layer
 
     def _block(self, groups: Groups) -> Block:
-        return Block(
+        return Block(groups, self.hidden_size, self.num_heads, ffn_hidden_size=self.ffn_size, **self._of_block)
+
+    def _mixture_block(self, groups: Groups) -> MixtureBlock:
+        experts = self.experts
+        assert experts is not None, "a block with a mixture"
+        mixture = Mixture(
             groups,
             self.hidden_size,
-            self.num_heads,
-            form=self._form,
-            ffn_hidden_size=self.ffn_size,
-            dropout=self.dropout,
-            eps=self.layernorm_eps,
+            self.expert_ffn_size,
+            num_experts=experts.num,
+            top_k=experts.top_k,
+            router=cast("Router", experts.router),
+            renormalize=experts.renormalize,
+            activation=cast("Activation", self.activation),
+            shared_ffn_hidden_size=experts.shared * self.expert_ffn_size or None,
             init=normal(self.init_std),
             init_out=normal(self.out_std),
         )
+        return MixtureBlock(groups, self.hidden_size, self.num_heads, mixture=mixture, **self._of_block)
+
+    @property
+    def _of_block(self) -> dict[str, Any]:
+        """Arguments that all blocks have."""
+        return {
+            "form": self._form,
+            "dropout": self.dropout,
+            "eps": self.layernorm_eps,
+            "init": normal(self.init_std),
+            "init_out": normal(self.out_std),
+        }
+
+    @property
+    def _forwards(self) -> Mapping[str, Callable[[nn.Module, Any], Any]]:
+        """Forwards of all layers but blocks, by name."""
+        num_sums = int(self.is_balanced)
+        return {
+            "embedding.tokens": partial(_look_up, self.num_experts) if num_sums else _run_alone,
+            "embedding.dropout": _run_alone,
+            "embedding.positions": partial(_run_positions, num_sums),
+            "norm": partial(_run_after_blocks, num_sums),
+            "head": _run_alone,
+        }
 
 
-Value = Tensor | tuple[Tensor, Tensor]
-"""Values between layers: ids, then the residual; for packed samples with the documents' mask (see `Attention`)."""
+Value = Tensor | tuple[Tensor, ...]
+"""Values between layers: ids, then the residual; beside it the routers' sums [2, E] if the model has a load-balancing
+loss; and then, for packed samples, the documents' mask (see `Attention`). `num_sums` below is 1 or 0."""
 
 
-def _run_before_blocks(module: nn.Module, value: Value) -> Value:
-    return (module(value[0]), value[1]) if isinstance(value, tuple) else module(value)
+def _unpack(value: Value) -> tuple[Tensor, list[Tensor]]:
+    first, *others = value if isinstance(value, tuple) else (value,)
+    return first, others
 
 
-def _run_positions(module: nn.Module, value: Value) -> Value:
-    if isinstance(value, tuple):
+def _pack(first: Tensor, *others: Tensor) -> Value:
+    return (first, *others) if others else first
+
+
+def _look_up(num_experts: int, module: nn.Module, value: Value) -> Value:
+    """Look up ids, and begin the routers' sums."""
+    ids, mask = _unpack(value)
+    return _pack(module(ids), no_sums(num_experts, ids.device), *mask)
+
+
+def _run_alone(module: nn.Module, value: Value) -> Value:
+    """Run a layer on the first tensor, and pass the others on."""
+    x, others = _unpack(value)
+    return _pack(module(x), *others)
+
+
+def _run_positions(num_sums: int, module: nn.Module, value: Value) -> Value:
+    if len(_unpack(value)[1]) > num_sums:
         message = (
             "samples of several documents need rotary positions: a table counts positions from the start of the row"
         )
         raise_finding("TEN223", message, "positions='rotary', or one document per sample", key="model.positions")
-    return _run_before_blocks(module, value)
+    return _run_alone(module, value)
 
 
-def _run_block(block: nn.Module, value: Value) -> Value:
-    return (block(*value), value[1]) if isinstance(value, tuple) else block(value)
+def _run_block(num_sums: int, block: nn.Module, value: Value) -> Value:
+    x, others = _unpack(value)
+    sums, mask = others[:num_sums], others[num_sums:]
+    x, own = _unpack(block(x, *mask))  # a mixture's block returns its sums too
+    return _pack(x, *(each + of_block for each, of_block in zip(sums, own or [0], strict=False)), *mask)
 
 
-def _run_after_blocks(module: nn.Module, value: Value) -> Tensor:
-    y: Tensor = module(value[0] if isinstance(value, tuple) else value)
-    return y
-
-
-_FORWARDS: Mapping[str, Callable[[nn.Module, Any], Any]] = {
-    "embedding.tokens": _run_before_blocks,
-    "embedding.dropout": _run_before_blocks,
-    "embedding.positions": _run_positions,
-    "norm": _run_after_blocks,
-    "head": _run_after_blocks,
-}
+def _run_after_blocks(num_sums: int, module: nn.Module, value: Value) -> Value:
+    x, others = _unpack(value)
+    return _pack(module(x), *others[:num_sums])
 
 
 class _Positions(PositionEmbedding):

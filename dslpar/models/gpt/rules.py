@@ -1,10 +1,11 @@
-"""Lint rules about GPT's keys: the divisors of its sizes, the vocabulary, positions, pretrained weights.
+"""Lint rules about GPT's keys: the divisors of its sizes, experts, the vocabulary, positions, pretrained weights.
 
 The divisors are in the table `dslpar.layout.divisors`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 
@@ -14,12 +15,13 @@ from dslpar.layout import divisors
 from dslpar.layout.divisors import Condition
 from dslpar.layout.nearest import describe, multiples, nearest_attention
 from dslpar.linter.context import Context
-from dslpar.linter.problem import Problem, UnknownValueError
+from dslpar.linter.problem import Problem, UnknownValueError, require
 from dslpar.linter.rule import rule
 from dslpar.linter.rules.batch import BYTES
-from dslpar.models.gpt.layout import attention_sizes, conditions, kv_features
+from dslpar.models.gpt.layout import SHARED_FFN, attention_sizes, conditions, kv_features, shared_ffn
 from dslpar.models.gpt.section import GPT
 from dslpar.schema.datasets import TextData
+from dslpar.schema.sections import Experts
 
 _MOST_PADDING = 0.05
 """Largest share of padding rows without a warning."""
@@ -44,12 +46,24 @@ def hidden_does_not_divide(cx: Context) -> Iterator[Problem]:
 @rule("TEN203", "ffn-does-not-divide")
 def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
     """ffn_hidden_size is not a multiple of the number of ranks that shard it."""
-    ffn, found = _gpt(cx).ffn_hidden_size, list(divisors.inner_features(_gpt(cx).ffn_size, cx.tensor.cuboid))
-    broken = _broken(found, "TEN203")
+    found = [each for each in conditions(_gpt(cx), cx.tensor.cuboid, 0) if each.code == "TEN203"]
+    ffn, of_mlp = _gpt(cx).ffn_hidden_size, [each for each in found if each.key != SHARED_FFN]
+    broken = _broken(of_mlp, "TEN203")
     if ffn is not None and broken:
-        hint = "nearest legal: " + " or ".join(map(str, multiples(ffn, divisors.common(found))))
+        hint = "nearest legal: " + " or ".join(map(str, multiples(ffn, divisors.common(of_mlp))))
         hint = _dividing_layout(cx) if cx.model.has_weights else hint
         yield cx.problem("model.ffn_hidden_size", _message(cx, "model.ffn_hidden_size", broken), hint)
+    experts, of_shared = _gpt(cx).experts, [each for each in found if each.key == SHARED_FFN]
+    broken = _broken(of_shared, "TEN203")
+    if experts is not None and broken:
+        by = divisors.common(of_shared)
+        by //= math.gcd(by, experts.shared)
+        message = (
+            f"the shared experts have {shared_ffn(_gpt(cx))} features ({experts.shared} * {_gpt(cx).expert_ffn_size}),"
+            f" not a multiple of {' or of '.join(each.why for each in broken)} in {cx.tensor.mode_name}"
+        )
+        hint = "nearest legal: " + " or ".join(map(str, multiples(_gpt(cx).expert_ffn_size, by)))
+        yield cx.problem(("model.experts.ffn_hidden_size", "model.experts.shared"), message, hint)
 
 
 @rule("TEN205", "heads-do-not-divide-hidden")
@@ -96,6 +110,42 @@ def odd_head(cx: Context) -> Iterator[Problem]:
     if _gpt(cx).positions == "rotary" and hidden % heads == 0 and hidden // heads % 2:
         message = f"a head has {hidden // heads} features, and rotary positions rotate pairs of them"
         yield cx.problem("model.hidden_size", message, _nearest_legal(cx))
+
+
+# Experts ------------------------------------------------------------------------------------------------------------
+
+
+def _experts(cx: Context) -> Experts:
+    return require(_gpt(cx).experts, Experts)
+
+
+@rule("TEN138", "more-choices-than-experts")
+def more_choices_than_experts(cx: Context) -> Iterator[Problem]:
+    """experts.top_k is larger than the number of experts."""
+    top_k, num = _experts(cx).top_k, _experts(cx).num
+    if top_k > num:
+        message = f"each token visits top_k {top_k} experts, but there are {num}"
+        key = "model.experts.top_k" if cx.source.given("model.experts.top_k") else "model.experts.num"
+        yield cx.problem(key, message, f"top_k={num}, or more experts")
+
+
+@rule("DEAD130", "experts-without-a-block", "warning")
+def experts_without_a_block(cx: Context) -> Iterator[Problem]:
+    """experts.every is larger than the number of blocks, so no block has a mixture of experts."""
+    every, blocks = _experts(cx).every, _gpt(cx).num_layers
+    if every > blocks:
+        message = f"the last of every {every} blocks has a mixture, but there are {blocks} blocks: all have an MLP"
+        yield cx.problem("model.experts.every", message, f"every={blocks} or less, or leave experts out")
+
+
+@rule("DEAD131", "router-without-a-gradient", "warning")
+def router_without_a_gradient(cx: Context) -> Iterator[Problem]:
+    """With top_k=1, renormalized scores are always 1, so the cross-entropy gives the router no gradient."""
+    experts = _experts(cx)
+    if experts.top_k == 1 and experts.renormalize:
+        message = "a token's only score divided by itself is 1, so the cross-entropy does not train the router"
+        key = ("model.experts.renormalize", "model.experts.top_k")
+        yield cx.problem(key, message, "renormalize=False, as in Switch Transformer; or top_k=2")
 
 
 def _attention(cx: Context, code: str, field: str) -> Iterator[Problem]:
@@ -211,14 +261,18 @@ def pretrained_of_another_gpt(cx: Context) -> Iterator[Problem]:
         yield cx.problem("model.pretrained", f"its {error.findings[0].message}", saved)
     else:
         for name, (own, value) in found.items():
-            message = f"{_name(cx, f'model.{name}')} is {own!r}, but the weights in model.pretrained have {value!r}"
-            yield cx.problem(f"model.{name}", message, f"model.{name}={value!r}")
+            of, written = hugging_face.shown(own), hugging_face.shown(value)
+            message = f"{_name(cx, f'model.{name}')} is {of}, but the weights in model.pretrained have {written}"
+            yield cx.problem(f"model.{name}", message, f"model.{name}={written}")
 
 
 RULES = (
     heads_do_not_divide,
     hidden_does_not_divide,
     ffn_does_not_divide,
+    more_choices_than_experts,
+    experts_without_a_block,
+    router_without_a_gradient,
     heads_do_not_divide_hidden,
     kv_heads_do_not_divide,
     kv_heads_do_not_divide_heads,

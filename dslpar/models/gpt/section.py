@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from dslpar.schema.fields import key, section
-from dslpar.schema.sections import TokenModel
+from dslpar.schema.sections import Experts, TokenModel
 from dslpar.schema.types import Choice, Fraction, LayerCount, PositiveFloat, PositiveInt
 
 
@@ -71,12 +71,18 @@ class GPT(TokenModel):
     """Standard deviation of initial weights."""
     init_out_std: PositiveFloat | None = key(default=None, resume="refused")
     """Standard deviation in projections that add to the residual; default: init_std / sqrt(2 * num_layers)."""
+    experts: Experts | None = key(default=None)
+    """A mixture of experts in place of the MLPs: dict(num=8, top_k=2). Left out: MLPs."""
     pretrained: str | None = key(
         default=None, resume="free", synonyms="model_name_or_path pretrained_model_name_or_path init_checkpoint"
     )
     """A folder with the initial weights, relative to the config: a GPT2LMHeadModel or LlamaForCausalLM saved by
     transformers.
     """
+
+    def __post_init__(self) -> None:
+        if isinstance(self.experts, Mapping):  # a program's own GPT(experts=dict(...))
+            object.__setattr__(self, "experts", Experts(**self.experts))
 
     @property
     def is_causal(self) -> bool:
@@ -90,6 +96,24 @@ class GPT(TokenModel):
     def ffn_size(self) -> int:
         """Features of the MLP's hidden layer."""
         return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def num_experts(self) -> int | None:
+        return None if self.experts is None else self.experts.num
+
+    @property
+    def expert_ffn_size(self) -> int:
+        """Features of the hidden layer of one expert; the MLP's without experts."""
+        return (self.experts and self.experts.ffn_hidden_size) or self.ffn_size
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether the loss includes a load-balancing loss."""
+        return self.experts is not None and self.experts.balance > 0 and self.experts.every <= self.num_layers
+
+    def has_mixture(self, block: int) -> bool:
+        """Return whether a block, from 0, has a mixture of experts in place of an MLP."""
+        return self.experts is not None and (block + 1) % self.experts.every == 0
 
     @property
     def out_std(self) -> float:

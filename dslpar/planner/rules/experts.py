@@ -66,7 +66,9 @@ def _forecast(cx: Context, machine: Machine, expert: ExpertParallel) -> Forecast
     from dslpar.forecast.workload import workload_of
 
     job = cx.job
-    cuboid = with_zero(with_experts(job.mesh.tensor, expert), job.spec.model, job.spec.zero.stage, job.mesh.pipe)
+    cuboid = with_zero(
+        with_experts(job.mesh.tensor, job.spec.model, expert), job.spec.model, job.spec.zero.stage, job.mesh.pipe
+    )
     workload = workload_of(replace(job, mesh=replace(job.mesh, tensor=cuboid)))
     assert workload is not None, "the costs are known"
     return forecast(workload, machine)

@@ -42,10 +42,19 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "2d 4": (4, {"tensor": sections.TensorParallel(size=4, mode="2d")}),
     "pipe 2, data 2": (4, {"pipeline": sections.PipelineParallel(size=2)}),
+    "1d 2, expert 4": (
+        4,
+        {
+            "tensor": sections.TensorParallel(size=2, mode="1d"),
+            "expert": sections.ExpertParallel(size=4),
+        },
+    ),
 }
+WITH_EXPERTS = "1d 2, expert 4"
+"""The layout of mixtures alone."""
 UNCUT = "pipe 2, data 2"
 """The layout of a family that no tensor mode shards."""
-EACH_TIME = {("phi3", "2d 4")}
+EACH_TIME = {("phi3", "2d 4"), ("mixtral, 5 experts", WITH_EXPERTS)}
 """Always run; tests below export GPT-2 and load it back."""
 
 
@@ -91,7 +100,12 @@ def contents(path: Path) -> dict[str, bytes]:
     return {each.name: each.read_bytes() for each in path.iterdir()}
 
 
-CELLS = [cell for cell in product(hf.FAMILIES, LAYOUTS) if (cell[0] == "resnet") == (cell[1] == UNCUT)]
+MIXTURES = [name for name in hf.FAMILIES if "xtral" in name or "moe" in name]
+CELLS = [
+    cell
+    for cell in product(hf.FAMILIES, LAYOUTS)
+    if (cell[0] == "resnet") == (cell[1] == UNCUT) and (cell[0] in MIXTURES or cell[1] != WITH_EXPERTS)
+]
 
 
 @pytest.mark.parametrize(("family", "layout"), sampled(CELLS, EACH_TIME))
@@ -178,10 +192,20 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"activation": "gelu_tanh", "ffn_hidden_size": 48},
     "llama": {**LLAMA, "tie_embeddings": False, "num_kv_heads": 4, "ffn_hidden_size": 48},
     "llama, tied": {**LLAMA, "num_kv_heads": 4, "ffn_hidden_size": 48},
+    "mixtral, 5 experts": {
+        **LLAMA,
+        "num_kv_heads": 4,
+        "layernorm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "experts": sections.Experts(num=5, ffn_hidden_size=48, balance=0.0),
+    },
 }
+OWN_CELLS = [cell for cell in product(OWN, LAYOUTS) if cell[0] in MIXTURES or cell[1] != WITH_EXPERTS]
 
 
-@pytest.mark.parametrize(("family", "layout"), sampled(product(OWN, LAYOUTS), [("llama", "2d 4")]))
+@pytest.mark.parametrize(
+    ("family", "layout"), sampled(OWN_CELLS, [("llama", "2d 4"), ("mixtral, 5 experts", WITH_EXPERTS)])
+)
 def test_a_gpt_takes_such_weights_and_gives_them_back(family: str, layout: str, tmp_path: Path) -> None:
     before = written(family, tmp_path / "before")
     model = section.GPT(**SIZES, **OWN[family], pretrained=str(before))

@@ -41,9 +41,23 @@ OF_OWN_ROUTERS: list[Row] = [
         {"context": "ring 2", "data": 2, "expert": 2},
     )
     if (family, more.get("context")) != ("GPT-OSS", "ring 2")
+] + [
+    {**PLAIN, "family": "GPT, experts", "zero": 1, **more}
+    for more in (
+        {"mode": "1d 2", "data": 2, "zero": 3},
+        {"mode": "3d 8", "loss_chunks": 3, "recompute": 2},
+        {"mode": "2.5d 8", "tied": False},
+        {"mode": "cuboid 2 3 1", "clip": 1.0},
+        {"mode": "1d 2", "pipe": 3, "schedule": "interleaved", "accumulation": 2},
+        {"data": 3, "expert": 3, "optimizer": "SGD", "accumulation": 2},
+        {"mode": "1d 2", "context": "hybrid 4", "keep": "none"},
+        {"mode": "1d 2", "compile": True},
+    )
 ]
 """Mixtures with routers of their own: tokens gathered, and sent to experts on other replicas."""
-_FIRST = [row for row in OF_OWN_ROUTERS if row["zero"] == 2 and row["family"] in ("DeepSeek-V3", "GPT-OSS")]
+_FIRST = [
+    row for row in OF_OWN_ROUTERS if row["zero"] == 2 and row["family"] in ("DeepSeek-V3", "GPT-OSS", "GPT, experts")
+]
 DAILY = [*rows("daily"), *EXPERTS, *_FIRST]
 PROVE = [*rows("prove"), *rows("compiled"), *(row for row in OF_OWN_ROUTERS if row not in _FIRST)]
 

@@ -16,6 +16,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.models import build_module
 from dslpar.models.gpt import hugging_face
 from dslpar.models.gpt.model import GPT
+from dslpar.schema.sections import Experts
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 70, "max_seq_len": 16}
@@ -26,7 +27,18 @@ KINDS: dict[str, dict[str, Any]] = {
     "untied, narrow": {"tie_embeddings": False, "ffn_hidden_size": 48, "layernorm_eps": 1e-6},
     "Llama": {**LLAMA, "bias": False, "tie_embeddings": False, "num_kv_heads": 2, "rope_theta": 500.0},
     "Llama, tied, with biases": {**LLAMA, "ffn_hidden_size": 48, "dropout": 0.1},
+    "Mixtral": {
+        **LLAMA,
+        "bias": False,
+        "tie_embeddings": False,
+        "num_kv_heads": 2,
+        "experts": Experts(num=5, top_k=2, ffn_hidden_size=24, balance=0.02),
+    },
+    "Mixtral without a balance loss": {**LLAMA, "bias": False, "experts": Experts(num=4, top_k=3, balance=0.0)},
 }
+
+
+MODEL_TYPES = {"GPT2LMHeadModel": "gpt2", "LlamaForCausalLM": "llama", "MixtralForCausalLM": "mixtral"}
 
 
 def model_of(kind: str, **more: Any) -> GPT:
@@ -49,30 +61,49 @@ def test_its_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None
         for p in theirs.parameters():
             p += 0.1 * torch.randn_like(p)
     theirs.save_pretrained(tmp_path)
-    ours = build_module(model_of(kind, pretrained=str(tmp_path)), Groups(Mesh()), seed=1).eval()
+    read = model_of(kind, pretrained=str(tmp_path)).for_inference()
+    ours = build_module(read, Groups(Mesh()), seed=1).eval()
     ids = torch.randint(70, (3, 16))
     torch.testing.assert_close(ours(ids), theirs(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
     for module in theirs.modules():
         if hasattr(module, "inv_freq"):
             exponents = torch.arange(0, 8, 2, dtype=torch.float64) / 8
             module.inv_freq = model.rope_theta**-exponents
+    theirs.config._experts_implementation = "eager"  # their grouped products have no float64
     with hf_parity.in_float64():
         expected = theirs.double()(input_ids=ids).logits
     torch.testing.assert_close(ours.double()(ids), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+def test_its_load_balancing_loss_is_that_of_transformers(tmp_path: Path) -> None:
+    import transformers
+
+    model, groups = model_of("Mixtral"), Groups(Mesh())
+    torch.manual_seed(6)
+    theirs = transformers.MixtralForCausalLM(transformers.MixtralConfig(**hugging_face.config_of(model))).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = build_module(dataclasses.replace(model, pretrained=str(tmp_path)), groups, seed=1).eval()
+    ids = torch.randint(70, (3, 16))
+    output = ours(ids)
+    of_logits = model.for_inference().loss(groups)(output[0], ids)
+    expected = of_logits + 0.02 * theirs(input_ids=ids).aux_loss
+    torch.testing.assert_close(model.loss(groups)(output, ids), expected, rtol=1e-6, atol=1e-6)
+    assert expected - of_logits > 0.01
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_config_tells_the_fields_that_made_it(kind: str) -> None:
     model = model_of(kind)
-    model_type = "gpt2" if hugging_face.class_of(model) == "GPT2LMHeadModel" else "llama"
-    written = {"model_type": model_type, **hugging_face.config_of(model)}
+    written = {"model_type": MODEL_TYPES[hugging_face.class_of(model)], **hugging_face.config_of(model)}
     found = hugging_face.fields_of(written)
     same = dataclasses.replace(model, **found)
-    assert (same.kv_heads, same.ffn_size) == (model.kv_heads, model.ffn_size)
-    assert found | {"num_kv_heads": None, "ffn_hidden_size": None} == {name: getattr(model, name) for name in found} | {
-        "num_kv_heads": None,
-        "ffn_hidden_size": None,
-    }
+    assert (same.kv_heads, same.expert_ffn_size) == (model.kv_heads, model.expert_ffn_size)
+    alike = {"num_kv_heads": None, "ffn_hidden_size": None}
+    if model.experts is not None:
+        alike["experts"] = dataclasses.replace(model.experts, ffn_hidden_size=model.expert_ffn_size)
+        assert found["experts"] == alike["experts"]
+    assert found | alike == {name: getattr(model, name) for name in found} | alike
     hugging_face.check_fits(model, written, "config.json")
 
 
@@ -87,7 +118,7 @@ def test_older_configs_are_read() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "bert"}, "a model of type 'bert', but a GPT is a 'gpt2' or a 'llama'"),
+        ({"model_type": "bert"}, "a model of type 'bert', but a GPT is a 'gpt2', a 'llama' or a 'mixtral'"),
         ({}, "a model of type None"),
         ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function='relu'"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
@@ -96,6 +127,8 @@ def test_older_configs_are_read() -> None:
         ({"model_type": "llama", "attention_bias": True}, "attention_bias=True with mlp_bias=False"),
         ({"model_type": "llama", "head_dim": 64}, "head_dim=64"),
         ({"model_type": "llama", "hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"model_type": "mixtral", "sliding_window": 4096}, "sliding_window=4096"),
+        ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
     ],
 )
 def test_a_config_of_another_model_is_refused(config: dict[str, Any], said: str) -> None:

@@ -1,0 +1,191 @@
+"""Mixtures of experts in a GPT: against a dense mixture, and the closed forms of their costs against real ranks.
+
+tests/properties/layouts compares whole runs with one process, in all modes. Float64 sums of some hundred terms in
+another order differ by some units in the last place: 1e-12 relative, as for all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from dslpar.core.mesh import Mesh, TensorMesh
+from dslpar.costs import memory, traffic
+from dslpar.costs.model_costs import function_of
+from dslpar.distributed.groups import Groups
+from dslpar.layers import Mixture, MixtureBlock, initialize, normal, placement
+from dslpar.layers.balance_loss import router_sums, sums_of_choices
+from dslpar.layers.block import ACTIVATIONS
+from dslpar.layout.stages import EvenWeights
+from dslpar.models.gpt import costs, layout, section
+from dslpar.models.gpt.model import GPT
+from dslpar.models.layered import LayeredModule, build_module
+from dslpar.schema.sections import Experts
+from tests.support.layouts import LAYOUTS
+from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
+from tests.support.saved_tensors import saved_by
+from tests.support.traffic_counter import counting
+
+BATCH, SEQUENCE, HIDDEN, FFN, EXPERTS, TOP_K = 8, 8, 32, 16, 8, 2
+
+
+# ---- one process, against the definition ----
+
+
+def dense(mixture: Mixture, x: Tensor, router: str) -> Tensor:
+    """Return what a mixture computes, expert by expert and token by token."""
+    logits = x.flatten(0, -2) @ mixture.router.T  # type: ignore[union-attr, operator]
+    scores = logits.softmax(-1) if router == "softmax" else logits.sigmoid()
+    rows = []
+    for token, of_token in zip(x.flatten(0, -2), scores, strict=True):
+        chosen = sorted(range(EXPERTS), key=lambda expert: -of_token[expert].item())[:TOP_K]
+        total = sum(of_token[expert] for expert in chosen) if mixture.renormalize else 1.0
+        row = torch.zeros(HIDDEN, dtype=x.dtype)
+        for expert in chosen:
+            inner = mixture.activation(mixture.up[expert] @ token)  # type: ignore[index]
+            row = row + of_token[expert] / total * (mixture.down[expert] @ inner)  # type: ignore[index]
+        rows.append(row)
+    y = torch.stack(rows).view(x.shape)
+    return y if mixture.shared_expert is None else y + mixture.shared_expert(x)
+
+
+@pytest.mark.parametrize("router", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_mixture_is_the_weighted_sum_of_its_experts(router: Any, renormalize: bool, activation: Any) -> None:
+    groups = Groups(Mesh())
+    mixture = Mixture(
+        groups,
+        HIDDEN,
+        FFN,
+        num_experts=EXPERTS,
+        top_k=TOP_K,
+        router=router,
+        renormalize=renormalize,
+        activation=activation,
+        shared_ffn_hidden_size=24,
+        init=normal(0.3),
+    ).double()
+    initialize(mixture, groups, seed=1)
+    x = torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    torch.testing.assert_close(mixture(x), dense(mixture, x, router), rtol=1e-12, atol=1e-12)
+
+
+def test_sums_of_choices_are_those_of_the_router() -> None:
+    logits = torch.randn(40, EXPERTS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    scores = logits.softmax(-1)
+    found = sums_of_choices(scores.topk(TOP_K).indices, scores)
+    torch.testing.assert_close(found, router_sums(logits, TOP_K), rtol=1e-12, atol=1e-12)
+    found = sums_of_choices(scores.topk(TOP_K).indices, 7 * scores)
+    torch.testing.assert_close(found, router_sums(logits, TOP_K), rtol=1e-12, atol=1e-12)
+
+
+# ---- the model ----
+
+SIZES: dict[str, Any] = dict(num_layers=4, hidden_size=HIDDEN, num_heads=8, vocab_size=48, max_seq_len=SEQUENCE)
+MODELS = {
+    "every block": section.GPT(**SIZES, experts=Experts(num=6, ffn_hidden_size=24)),
+    "every second": section.GPT(**SIZES, tie_embeddings=False, experts=Experts(num=8, shared=2, every=2)),
+    "swiglu": section.GPT(**SIZES, activation="swiglu", bias=False, experts=Experts(num=8, top_k=3, every=3)),
+}
+
+
+def test_the_last_of_every_so_many_blocks_has_a_mixture() -> None:
+    model = GPT(**SIZES, experts=Experts(num=4, every=2))
+    module = build_module(model, Groups(Mesh()), seed=1)
+    found = [isinstance(module.get_submodule(f"blocks.{index}"), MixtureBlock) for index in range(4)]
+    assert found == [False, True, False, True]
+    assert GPT(**SIZES, experts=dict(num=4, every=2)) == model  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_parameters_of_a_rank_are_those_that_are_forecast(name: str) -> None:
+    """Without processes: every rank builds its part. The weights of a pipeline are those of one rank."""
+    gpt = MODELS[name]
+    weights, alone = layout.pipeline_weights(gpt, "parameters", SEQUENCE), built(gpt, Mesh(), 0)
+    total = sum(weights.loads((4,)) if isinstance(weights, EvenWeights) else weights)
+    table = gpt.vocab_size * gpt.hidden_size if gpt.tie_embeddings else 0
+    assert total - table == sum(p.numel() for p in alone.parameters())
+    for form, data, e in (("1d-1", 1, 1), ("1d-1", 4, 2), ("1d-2", 2, 2), ("2d-4", 2, 2), ("3d-8", 1, 1)):
+        tensor = cuboid(form, e)
+        found = function_of(costs.layers(gpt, SEQUENCE))(tensor, 64.0)
+        num_blocks = 1 if found.units else gpt.num_layers
+        expected = found.first.memory.weights + found.last.memory.weights - found.tied
+        expected += num_blocks * found.layer.memory.weights
+        mesh = Mesh(data=data, tensor=tensor)
+        for rank in range(mesh.world_size):
+            parameters = list(built(gpt, mesh, rank).parameters())
+            assert sum(p.numel() for p in parameters) == expected, (form, rank)
+            experts = sum(p.numel() for p in parameters if p.placement.is_expert)  # type: ignore[attr-defined]
+            assert experts == (num_blocks * found.layer.memory.experts if e > 1 else 0), (form, rank)
+
+
+def built(gpt: section.GPT, mesh: Mesh, rank: int) -> LayeredModule:
+    groups = Groups.without_processes(mesh, rank=rank)
+    with torch.device("meta"):
+        return LayeredModule(model_of(gpt).layers(groups))
+
+
+def model_of(gpt: section.GPT) -> GPT:
+    return GPT(**{item.name: getattr(gpt, item.name) for item in fields(gpt)})
+
+
+# ---- costs of one mixture ----
+
+
+def cuboid(form: str, e: int, chunks: int = 1) -> TensorMesh:
+    tensor = LAYOUTS[form] if form != "1d-1" else TensorMesh()
+    return replace(tensor, e=e, exchanges_tokens=True, expert_chunks=chunks)
+
+
+class Measured(NamedTuple):
+    forward: dict[Any, Any]
+    backward: dict[Any, Any]
+    saved: float
+    weights: int
+
+
+def measured(activation: Any, tensor: TensorMesh, data: int) -> Measured:
+    groups = Groups(Mesh(data=data, tensor=tensor))
+    mixture = Mixture(groups, HIDDEN, FFN, num_experts=EXPERTS, top_k=TOP_K, activation=activation)
+    initialize(mixture, groups, seed=1)
+    route = mixture.route
+
+    def evenly(tokens: Tensor, router: Tensor) -> Any:
+        made = route(tokens, router)
+        return made._replace(experts=torch.arange(made.experts.numel()).view(made.experts.shape) % EXPERTS)
+
+    mixture.route = evenly  # type: ignore[method-assign]
+    x = torch.randn(BATCH, SEQUENCE, HIDDEN, generator=torch.Generator().manual_seed(6))
+    x = placement.residual(tensor, *x.shape).cut(x, groups.coord).requires_grad_()
+    with counting(groups) as forward:
+        y = mixture(x)
+    with counting(groups) as backward:
+        y.sum().backward()
+    weights = sum(p.numel() for p in mixture.parameters())
+    return Measured(dict(forward.elements), dict(backward.elements), saved_by(mixture, x), weights)
+
+
+FORMS = [("1d-1", 1, 1), ("1d-1", 4, 2), ("1d-2", 2, 2), ("1d-sequence-2", 2, 1), ("2d-4", 2, 2), ("3d-8", 1, 1)]
+CASES = [(activation, *form) for activation in ("gelu", "swiglu") for form in FORMS]
+
+
+@pytest.mark.parametrize(
+    ("activation", "form", "data", "e"),
+    sampled(CASES, [("gelu", "1d-2", 2, 2), ("swiglu", "1d-1", 4, 2), ("swiglu", "1d-1", 1, 1)]),
+)
+def test_traffic_and_memory_of_a_mixture(activation: str, form: str, data: int, e: int) -> None:
+    tensor, tokens = cuboid(form, e), BATCH * SEQUENCE
+    gpt = section.GPT(**SIZES, activation=activation, experts=Experts(num=EXPERTS, top_k=TOP_K, ffn_hidden_size=FFN))
+    (sizes,) = costs.layers(gpt, SEQUENCE).mlp_part[2:]
+    sent, held = traffic.total([sizes], tensor, tokens), memory.total([sizes], tensor, tokens)
+    for found in on_ranks(data * tensor.size, measured, activation, tensor, data):
+        for way, expected in ((found.forward, sent.forward), (found.backward, sent.backward)):
+            assert sum(way.values()) == sum(expected.values())
+        assert found.weights == held.weights
+        assert found.saved == pytest.approx(float(held.saved.elements + held.saved.wide), rel=0.02)
