@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+import torch
+
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.point_to_point import Boundary, Forms
 from dslpar.dry_run.consistency import disagreements, parameter_problems
@@ -225,12 +227,15 @@ class _Dry:
             self.problems.append(Problem("boundary", f"stage {stage}", what, "the next stage expects that"))
 
     def _residual(self) -> Forms:
+        """Return the forms of what stages pass on."""
         job = self.job
         model = job.spec.model
         config = None if isinstance(model, Model) else model.transformers
         hidden: Any = model.hidden_size if config is None else config.size("hidden")  # type: ignore[union-attr]
         stored = placement.residual(self.mesh.tensor, job.batch.micro_size, job.seq_len, hidden)
-        return [(DTYPES[job.spec.precision.dtype], stored.local_shape)]
+        # A load-balancing loss needs the sums of all routers, which travel with the residual.
+        sums: Forms = [(torch.float32, (2, model.num_experts or 0))] if model.is_balanced else []
+        return [(DTYPES[job.spec.precision.dtype], stored.local_shape), *sums]
 
     def _compare(self, each: StageClass, runs: Mapping[int, StageRun]) -> None:
         """Run a class of stages on other tensor ranks, and compare them with the requested rank's coordinates."""

@@ -119,7 +119,7 @@ def run_stage(job: Job, model: LayeredModel, part: Part, groups: Groups, inputs:
             raise StageError(f"cannot be built: {message_of(error)}") from error
         forward = _Forward(job, specs, module)
         loss_fn = model.loss(groups) if part.is_last else None
-        with recording(groups) as calls, even_routing() if is_decoder(job) else nullcontext():
+        with recording(groups) as calls, even_routing() if may_have_experts(job) else nullcontext():
             run = _run(job, forward, loss_fn, inputs, module, calls)
     run.parameters = _parameters(specs, module)
     run.repeated = forward.repeated
@@ -295,6 +295,11 @@ def is_decoder(job: Job) -> bool:
     config = None if isinstance(model, Model) else model.transformers
     known = config is not None and config.is_causal and config.model.endswith(_DECODERS)
     return known and job.seq_len > 0 and inputs_of(job) == DECODER_INPUTS
+
+
+def may_have_experts(job: Job) -> bool:
+    """Return whether the model has mixtures of experts, or is a transformers decoder of unknown sizes."""
+    return job.spec.model.num_experts is not None or is_decoder(job)
 
 
 _DECODERS = ("ForCausalLM", "LMHeadModel")

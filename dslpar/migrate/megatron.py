@@ -269,12 +269,75 @@ def unless_default(value: object, view: View, row: Row) -> Outcome:
 
 
 def of_mixture(value: object, view: View, row: Row) -> Outcome:
-    """Drop a setting of experts if the model has none, and Megatron-LM's defaults unless the argument is "always"."""
-    if row.pattern == "num_experts" and value in (None, 1, [1]):
-        return dropped("one MLP for every token")
-    if row.pattern != "num_experts" and view.values.get("num_experts") in (None, 1, [1]):
+    """Drop a setting of experts if the model has none.
+
+    With the argument "converted" the value is kept, "on ..." is that of the conversion `on`, and without an argument
+    only Megatron-LM's default is dropped.
+    """
+    if _num_experts(view) is None:
         return dropped("without num_experts it has no effect")
-    return needed(row.why, row.to) if row.argument == "always" else unless_default(value, view, row)
+    if row.argument == "converted":
+        return row.as_is(value)
+    if row.argument.startswith("on "):
+        return on(value, view, row._replace(argument=row.argument.removeprefix("on ")))
+    return unless_default(value, view, row)
+
+
+def _num_experts(view: View) -> object | None:
+    """Return the number of experts; None: an MLP for every token."""
+    found = view.get("num_experts")
+    found = found[0] if isinstance(found, list) and len(found) == 1 else found
+    return None if found in (None, 1) else found
+
+
+_OF_MEGATRON_DEEPSPEED = ("expert_interval", "topk", "mlp_type", "disable_moe_token_dropping", "moe_loss_coeff")
+"""Arguments of experts that only Megatron-DeepSpeed has."""
+
+
+def number_of_experts(value: object, view: View, row: Row) -> Outcome:
+    """Convert the number of experts. Megatron-LM's load-balancing loss is off unless its coefficient is given.
+
+    Megatron-DeepSpeed's mixtures have other defaults: one expert per token, whose score is not divided by itself, in
+    every second block; and they drop tokens.
+    """
+    number = _num_experts(view)
+    if number is None:
+        return dropped("one MLP for every token")
+    if type(number) is not int:
+        return needed("choose one number of experts for all blocks that have them", row.to)
+    if view.value("disable_bias_linear") is not True:
+        return needed("dslpar's experts have no biases: choose --disable-bias-linear", row.to)
+    also: dict[str, object] = {"model.experts.balance": 0.0}
+    if any(view.get(key) is not None for key in _OF_MEGATRON_DEEPSPEED):
+        if view.get("disable_moe_token_dropping") is not True:
+            why = "Megatron-DeepSpeed drops tokens, dslpar drops none: choose --disable-moe-token-dropping"
+            return needed(why, row.to)
+        also |= {} if view.get("expert_interval") is not None else {"model.experts.every": 2}
+        also |= {} if view.get("topk") is not None else {"model.experts.top_k": 1}
+        also |= {"model.experts.renormalize": False} if view.get("topk", 1) == 1 else {}
+    return changed(row.to, number, "the experts of each mixture", also)
+
+
+@number
+def shared_experts(value: float, view: View, row: Row) -> Outcome:
+    """Convert the features of all shared experts together to the number of experts that have as many."""
+    if _num_experts(view) is None:
+        return dropped("without num_experts it has no effect")
+    each = view.any_of("moe_ffn_hidden_size", "ffn_hidden_size")
+    if type(each) is not int or value % each:
+        return needed("choose the number of shared experts, each with the features of the others", row.to)
+    return changed(row.to, int(value) // each, f"{value:g} features / {each} of one expert")
+
+
+def blocks_with_experts(value: object, view: View, row: Row) -> Outcome:
+    """Convert which blocks have experts: the last of so many in Megatron-DeepSpeed, the first in Megatron-LM."""
+    if _num_experts(view) is None:
+        return dropped("without num_experts it has no effect")
+    if value == 1:
+        return dropped("every block has experts")
+    if row.pattern == "expert_interval" and type(value) is int:
+        return changed(row.to, value, "the last of every so many blocks has experts")
+    return needed("choose experts.every: with dslpar the last of every so many blocks has experts", row.to)
 
 
 def of_other_optimizer(value: object, view: View, row: Row) -> Outcome:

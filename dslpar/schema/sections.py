@@ -264,6 +264,11 @@ class Model:
         """Experts of a mixture; None: the model has no mixtures of experts."""
         return None
 
+    @property
+    def is_balanced(self) -> bool:
+        """Whether the loss includes the load-balancing loss of mixtures of experts."""
+        return False
+
 
 @section
 class Experts:
@@ -416,6 +421,11 @@ class OtherModel:
     def num_experts(self) -> int | None:
         """Experts of a mixture; None: the model has no mixtures of experts, or is unknown."""
         return None if self.transformers is None else self.transformers.size("experts")
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether the config of a transformers model enables the load-balancing loss of its experts."""
+        return bool(self.num_experts and self.transformers and self.transformers.values.get("output_router_logits"))
 
 
 @section

@@ -289,21 +289,13 @@ def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
         )
         yield cx.problem("model", message, f"add micro_size={micro} to batch")
     follows = given("batch.global_size") and given("batch.micro_size") and not given("batch.accumulation")
-    if follows and _balances_experts(model):
+    if follows and model.is_balanced:
         count = cx.layout.batch.accumulation
         message = (
             "the load-balancing loss takes statistics of each micro-batch of all replicas, and their number"
             f" (accumulation {count} here) changes with the layout"
         )
         yield cx.problem("batch.micro_size", message, f"replace micro_size by accumulation={count}")
-
-
-def _balances_experts(model: sections.Model | sections.OtherModel) -> bool:
-    """Return whether a model's config enables the load-balancing loss of its experts."""
-    if isinstance(model, sections.Model):
-        return bool(getattr(model, "is_balanced", False))
-    config = model.transformers
-    return config is not None and bool(config.size("experts") and config.values.get("output_router_logits"))
 
 
 def _batch_norm(model: sections.OtherModel) -> str:

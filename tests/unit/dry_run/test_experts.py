@@ -42,12 +42,24 @@ LAYOUTS = {
 QUICK = {"experts over data and tensor, pipeline"}
 
 
+OWN = """
+model = dict(type='GPT', num_layers=4, hidden_size=64, num_heads=8, num_kv_heads=4, vocab_size=257, max_seq_len=32,
+    tie_embeddings=False, experts=dict(num=8, ffn_hidden_size=96, shared=1, every=2))
+data = dict(type='tokens', path='none', seq_len=32)
+batch = dict(micro_size=8, accumulation=4)
+train = dict(steps=10)
+zero = 1
+"""
+OF_OURS = {f"{name}, dslpar's": layout for name, layout in LAYOUTS.items() if name != "gathered tokens"}
+
+
 def job_of(layout: str) -> Job:
-    world, parallel, more = LAYOUTS[layout]
-    return check.resolve(check.load_text(f"{CONFIG}parallel = dict({parallel})\n{more}\n", "dry.py"), world)
+    world, parallel, more = (LAYOUTS | OF_OURS)[layout]
+    written = OWN if layout in OF_OURS else CONFIG
+    return check.resolve(check.load_text(f"{written}parallel = dict({parallel})\n{more}\n", "dry.py"), world)
 
 
-@pytest.mark.parametrize("layout", sampled(LAYOUTS, QUICK))
+@pytest.mark.parametrize("layout", sampled(LAYOUTS | OF_OURS, QUICK))
 def test_every_kind_of_rank_has_no_problem_and_what_is_forecast(layout: str) -> None:
     on_ranks(1, _find_nothing, layout, init=None)
 
@@ -81,12 +93,13 @@ def _check_exchange(job: Job, result: DryRun) -> None:
     assert workload is not None
     axes = " ".join(letter for letter in ("e", "d", "q", "y", "z") if getattr(tensor, letter) > 1)
     key, size = ("all_to_all", axes), workload.element_bytes
-    forward, backward = workload.costs.layer.traffic
+    mixtures = [(layer, number) for layer, number in workload.layers_of(0) if key in layer.traffic.forward]
+    forward, backward = mixtures[0][0].traffic
     counts = tensor.expert_chunks * 8 * (job.mesh.size("expert") - 1) / job.mesh.size("expert")
     again = 2 if workload.recompute == "full" else 1
     expected = again * (size * (forward[key] - counts) + 8 * counts) + size * backward[key]
     calls = again * forward.calls[key] + backward.calls[key]
-    times = job.batch.accumulation * workload.counts[0]
+    times = job.batch.accumulation * sum(number for _, number in mixtures)
     found_calls, num_bytes = result.operations[key]
     assert (found_calls, float(num_bytes)) == (times * calls, pytest.approx(times * float(expected)))
 

@@ -257,8 +257,58 @@ def test_expert_parallelism_of_megatron_lm_becomes_the_ranks_that_hold_all_exper
 def test_what_of_a_mixture_has_a_counterpart_and_what_needs_its_author() -> None:
     more = "--moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-router-load-balancing-type none "
     more += "--moe-aux-loss-coeff 1e-2 --num-experts 8 --moe-router-topk 2 --moe-expert-capacity-factor 1.5 "
+    more += "--moe-layer-freq 2 --moe-router-enable-expert-bias "
     told = fates(made_of(MIXTURE.format(tensor=1, expert=1, more=more), "run.sh"))
     dropped = ("--expert-model-parallel-size", "--moe-grouped-gemm", "--moe-token-dispatcher-type")
     assert {told[key][0] for key in (*dropped, "--moe-router-load-balancing-type")} == {"dropped"}
-    needed = ("--num-experts", "--moe-router-topk", "--moe-aux-loss-coeff", "--moe-expert-capacity-factor")
-    assert {told[key][0] for key in needed} == {"needed"}
+    needed = ("--num-experts", "--moe-layer-freq", "--moe-aux-loss-coeff", "--moe-expert-capacity-factor")
+    assert {told[key][0] for key in (*needed, "--moe-router-enable-expert-bias")} == {"needed"}
+
+
+MIXTRAL = """--disable-bias-linear --swiglu --normalization RMSNorm --position-embedding-type rope --num-experts 8
+    --untie-embeddings-and-output-weights --moe-router-topk 3 --ffn-hidden-size 96 --expert-model-parallel-size 2 """
+
+
+@pytest.mark.parametrize(
+    ("more", "experts"),
+    [
+        ("", {"num": 8, "balance": 0.0, "top_k": 3}),
+        ("--moe-router-pre-softmax", {"num": 8, "balance": 0.0, "top_k": 3, "renormalize": False}),
+        (
+            "--moe-router-score-function sigmoid --moe-ffn-hidden-size 32 --moe-shared-expert-intermediate-size 64",
+            {"num": 8, "balance": 0.0, "top_k": 3, "ffn_hidden_size": 32, "shared": 2, "router": "sigmoid"},
+        ),
+        ("--moe-layer-freq 1", {"num": 8, "balance": 0.0, "top_k": 3}),
+    ],
+)
+def test_a_mixture_of_megatron_lm_is_a_gpt_with_experts(more: str, experts: dict[str, object]) -> None:
+    made = made_of(f"python p.py {SMALL} {MIXTRAL} {more}", "mixtral.sh")
+    found = {key.removeprefix("model.experts."): value for key, value in made.values.items() if ".experts." in key}
+    assert found == experts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "told"),
+    [
+        ("--num-experts 8", "--num-experts", "dslpar's experts have no biases: choose --disable-bias-linear"),
+        ("--num-experts 8 --disable-bias-linear --topk 2", "--num-experts", "Megatron-DeepSpeed drops tokens"),
+        (
+            "--num-experts 8 --moe-shared-expert-intermediate-size 70",
+            "--moe-shared-expert-intermediate-size",
+            "choose the number of shared experts",
+        ),
+    ],
+)
+def test_a_mixture_that_a_gpt_does_not_have_needs_its_author(arguments: str, key: str, told: str) -> None:
+    made = made_of(f"python p.py {SMALL} {arguments}", "a.sh")
+    assert by_key(made)[key].why.startswith(told)
+
+
+def test_a_mixture_of_megatron_deepspeed_has_its_defaults() -> None:
+    experts = "--num-experts 8 --disable-bias-linear --disable-moe-token-dropping"
+    made = made_of(f"python p.py {SMALL} {experts}", "a.sh")
+    found = {key.removeprefix("model.experts."): value for key, value in made.values.items() if ".experts." in key}
+    assert found == {"num": 8, "balance": 0.0, "every": 2, "top_k": 1, "renormalize": False}
+    made = made_of(f"python p.py {SMALL} {experts} --topk 2 --expert-interval 4", "a.sh")
+    found = {key.removeprefix("model.experts."): value for key, value in made.values.items() if ".experts." in key}
+    assert found == {"num": 8, "balance": 0.0, "every": 4}
