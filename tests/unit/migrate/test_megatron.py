@@ -265,7 +265,7 @@ def test_what_of_a_mixture_has_a_counterpart_and_what_needs_its_author() -> None
     assert {told[key][0] for key in (*needed, "--moe-router-enable-expert-bias")} == {"needed"}
 
 
-MIXTRAL = """--disable-bias-linear --swiglu --normalization RMSNorm --position-embedding-type rope --num-experts 8
+MIXTRAL = """--disable-bias-linear --swiglu --normalization RMSNorm --position-embedding-type rope --num-experts 8 \\
     --untie-embeddings-and-output-weights --moe-router-topk 3 --ffn-hidden-size 96 --expert-model-parallel-size 2 """
 
 
@@ -311,4 +311,4 @@ def test_a_mixture_of_megatron_deepspeed_has_its_defaults() -> None:
     assert found == {"num": 8, "balance": 0.0, "every": 2, "top_k": 1, "renormalize": False}
     made = made_of(f"python p.py {SMALL} {experts} --topk 2 --expert-interval 4", "a.sh")
     found = {key.removeprefix("model.experts."): value for key, value in made.values.items() if ".experts." in key}
-    assert found == {"num": 8, "balance": 0.0, "every": 4}
+    assert found == {"num": 8, "balance": 0.0, "every": 4, "top_k": 2}
