@@ -4,7 +4,7 @@ A block of such a model has attention and an MLP, whatever the name of its class
 (`dslpar.schema.transformers_configs`) tells which MLPs have a gate, and how many parameters a block has. Forecasts are
 less accurate for parts that a GPT does not have: transformers' own kernels between the products, and
 attention windows (ignored). Experts count as one MLP with the features of the active experts, or exactly if tokens are
-sent to them (`parallel.expert`).
+sent to them (`parallel.expert`). Attention with latents counts as its own linears.
 
 With adapters (`model.lora`) all other weights are frozen, except the linears, the token table and the head that
 `modules_to_save` names. Norms in `modules_to_save` and the biases of `bias='all'` are not counted.
@@ -16,19 +16,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from dslpar.core.mesh import TensorMesh
-from dslpar.costs import flops
+from dslpar.costs import flops, memory
 from dslpar.costs.adapters import Adapter, AdapterSizes
 from dslpar.costs.collective_traffic import Number
 from dslpar.costs.family_interface import costs_of
 from dslpar.costs.flops import Flops
-from dslpar.costs.layers import Activation, Linear, Mixture, ModelLayers
-from dslpar.costs.model_costs import CostsFunction, ModelCosts, function_of
+from dslpar.costs.layers import Activation, AttentionCore, Layers, Linear, Mixture, ModelLayers, mlp
+from dslpar.costs.model_costs import Costs, CostsFunction, ModelCosts, function_of
 from dslpar.layout import transformers_costs
-from dslpar.layout.family_interface import layout_of
-from dslpar.layout.stages import EvenWeights
 from dslpar.schema import families
 from dslpar.schema.sections import LoRA, Model
 from dslpar.schema.transformers_configs import TransformersConfig
@@ -40,10 +38,10 @@ def gpt_of(config: TransformersConfig | None, seq_len: int) -> Model | None:
         return None
     hidden, heads, vocab = (config.size(name) for name in ("hidden", "heads", "vocab"))
     layers, ffn = config.num_layers, _ffn_size(config)
-    weights = transformers_costs.pipeline_weights(config, "parameters", seq_len)
-    if hidden is None or heads is None or vocab is None or layers is None or ffn is None:
+    blocks = transformers_costs.block_parameters(config)
+    if hidden is None or heads is None or vocab is None or layers is None or ffn is None or blocks is None:
         return None
-    if not isinstance(weights, EvenWeights):
+    if len(set(blocks)) > 1 + (config.num_dense > 0):
         return None
     gated = any(_THREE_MATRICES.search(part) for part in config.row["parts"].values())
     rotary = config.size("positions") is None or "rope_theta" in config.values or "rope_parameters" in config.values
@@ -79,6 +77,26 @@ def _ffn_size(config: TransformersConfig) -> int | None:
     return ffn or (4 * hidden if hidden is not None else None)
 
 
+class _Kind(NamedTuple):
+    """Blocks of a model that are alike."""
+
+    attention: Layers
+    mlp: Layers
+    """The rest of a block if tokens are gathered."""
+    mixture: Layers | None
+    """The rest of a block if tokens are sent to experts; None: the block has an MLP."""
+    share: Fraction
+    """Parameters of the model's block, in units of those that a GPT's block without adapters has."""
+
+    def layers(self, exchanges: bool) -> Layers:
+        """Return the layers of a block."""
+        return self.attention + self.rest(exchanges)
+
+    def rest(self, exchanges: bool) -> Layers:
+        """Return the layers of a block after attention."""
+        return self.mixture if exchanges and self.mixture is not None else self.mlp
+
+
 def costs_function(config: TransformersConfig | None, seq_len: int, lora: LoRA | None = None) -> CostsFunction | None:
     """Return the function that computes the costs of the model's parts on a rank; None if its sizes are unknown."""
     gpt = gpt_of(config, seq_len)
@@ -86,58 +104,137 @@ def costs_function(config: TransformersConfig | None, seq_len: int, lora: LoRA |
         return None
     family: Any = costs_of(gpt)
     adapters = None if lora is None else adapter_sizes(config, gpt, lora)
-    is_causal = config.model.endswith(("ForCausalLM", "LMHeadModel"))
-    layers = family.layers(gpt, seq_len, adapters, causal=is_causal)
-    of_gpt = function_of(layers)
-    exchanging = exchanging_costs(config, layers, frozen=lora is not None)
-    weights = transformers_costs.pipeline_weights(config, "parameters", seq_len)
-    assert isinstance(weights, EvenWeights)
-    of_gpt_weights = layout_of(gpt).pipeline_weights(gpt, "parameters", seq_len)
-    assert isinstance(of_gpt_weights, EvenWeights), "a GPT without experts"
-    share = Fraction(weights.layer, of_gpt_weights.layer)
+    of_gpt: ModelLayers = family.layers(gpt, seq_len, adapters, causal=_is_causal(config))
+    kinds = _kinds(config, of_gpt, seq_len, adapters)
+    gathered, exchanging = (function_of(_with_kinds(of_gpt, kinds, exchanges)) for exchanges in (False, True))
+    has_mixtures = any(kind.mixture is not None for kind in kinds)
 
     def model_costs(cuboid: TensorMesh, tokens: Number) -> ModelCosts:
-        if cuboid.exchanges_tokens and exchanging is not None:
-            return exchanging(cuboid, tokens)
-        found = of_gpt(cuboid, tokens)
-        memory = found.layer.memory
-        own = memory.weights if lora is None else memory.frozen
-        held = share * own
-        memory = memory._replace(weights=held + memory.weights - own, frozen=0 if lora is None else held)
-        return replace(found, layer=found.layer._replace(memory=memory))
+        exchanges = cuboid.exchanges_tokens and has_mixtures
+        found = (exchanging if exchanges else gathered)(cuboid, tokens)
+        held = {kind: _held(config, kind, exchanges, cuboid, frozen=lora is not None) for kind in set(kinds)}
+        if not found.units:
+            return replace(found, layer=_with_weights(found.layer, held[kinds[0]]))
+        units = tuple(_with_weights(unit, held[kind]) for unit, kind in zip(found.units, kinds, strict=True))
+        return replace(found, units=units, layer=sum(units, Costs()))
 
     return model_costs
 
 
-def exchanging_costs(config: TransformersConfig, of_gpt: ModelLayers, *, frozen: bool) -> CostsFunction | None:
-    """Return the function that computes the costs of a mixture whose tokens are exchanged; None without experts.
+def _is_causal(config: TransformersConfig) -> bool:
+    return config.model.endswith(("ForCausalLM", "LMHeadModel"))
 
-    `of_gpt` are the layers of `gpt_of`. The MLP's linears give way to the mixture. The parameters of a rank are exact.
-    `frozen` is True if only adapters are trained, of which experts have none.
+
+def _with_kinds(of_gpt: ModelLayers, kinds: Sequence[_Kind], exchanges: bool) -> ModelLayers:
+    """Return the layers of a model with these blocks."""
+    if len(set(kinds)) == 1:
+        return replace(of_gpt, block=kinds[0].attention, mlp_part=kinds[0].rest(exchanges))
+    return replace(of_gpt, block=(), mlp_part=(), unequal=tuple(kind.layers(exchanges) for kind in kinds))
+
+
+def _kinds(
+    config: TransformersConfig, of_gpt: ModelLayers, seq_len: int, adapters: AdapterSizes | None
+) -> Sequence[_Kind]:
+    """Return the kind of each block: with experts, or one of the first blocks of some models, with an MLP.
+
+    `of_gpt` are the layers of `gpt_of`, whose MLP has the features of the active experts.
     """
+    parameters = transformers_costs.block_parameters(config)
+    assert parameters is not None, "known, since there is a GPT of these sizes"
+    latent = _latent_attention(config, seq_len) if adapters is None else None
+    attention = of_gpt.block if latent is None else (*of_gpt.block[:2], *latent)
+    norm_and_add = tuple(each for each in of_gpt.mlp_part if not isinstance(each, Linear | Activation))
+    ffn, mixture = config.size("ffn"), _mixture(config, frozen=adapters is not None)
+
+    def kind(mlp_part: Layers, mixture: Layers | None, parameters: int) -> _Kind:
+        own = int(memory.total(_without_adapters(attention + mlp_part), TensorMesh(), 0).weights)
+        return _Kind(attention, mlp_part, mixture, Fraction(parameters, own))
+
+    with_experts = kind(of_gpt.mlp_part, None if mixture is None else (*norm_and_add, mixture), parameters[-1])
+    if not config.num_dense or ffn is None:
+        return [with_experts] * len(parameters)
+    of_mlp = mlp(of_gpt.boundary, ffn, activation="swiglu", bias=False, adapters=adapters)
+    dense = kind((*norm_and_add, *of_mlp), None, parameters[0])
+    return [dense if number < config.num_dense else with_experts for number in range(len(parameters))]
+
+
+def _without_adapters(layers: Layers) -> Layers:
+    return tuple(replace(each, adapters=None) if isinstance(each, Linear) else each for each in layers)
+
+
+def _mixture(config: TransformersConfig, *, frozen: bool) -> Mixture | None:
+    """Return the mixture of a block with experts. `frozen`: only adapters are trained, of which experts have none."""
     whole = transformers_costs.mixture_weights(config, TensorMesh())
     hidden, experts, active = (config.size(name) for name in ("hidden", "experts", "active_experts"))
     ffn = config.size("expert_ffn") or config.size("ffn")
     if whole is None or hidden is None or experts is None or active is None or ffn is None:
         return None
     has_gate = config.model in transformers_costs.SHARED_GATES
-    mixture = Mixture(hidden, ffn, experts, active, whole.shared // (3 * hidden), has_gate, frozen)
-    around = tuple(each for each in of_gpt.mlp_part if not isinstance(each, Linear | Activation))
-    made = function_of(replace(of_gpt, mlp_part=(*around, mixture)))
+    return Mixture(hidden, ffn, experts, active, whole.shared // (3 * hidden), has_gate, frozen)
 
-    def model_costs(cuboid: TensorMesh, tokens: Number) -> ModelCosts:
-        found, held = made(cuboid, tokens), transformers_costs.mixture_weights(config, cuboid)
+
+def _latent_attention(config: TransformersConfig, seq_len: int) -> Layers | None:
+    """Return attention with latents (MLA, as in DeepSeek-V2 and V3) without biases; None: the model has none.
+
+    Keys and values have different numbers of features. `AttentionCore` has one, their mean, with which its operations
+    and saved tensors are the same.
+    """
+    names = ("hidden", "heads", "kv_latent", "plain_dim", "rotary_dim", "value_dim")
+    hidden, heads, kv_latent, plain, rotary, value = (config.size(name) or 0 for name in names)
+    if not kv_latent:
+        return None
+    queries, q_latent = heads * (plain + rotary), config.size("q_latent") or 0
+    to_queries = (
+        (Linear(hidden, q_latent, "inward", bias=False), Linear(q_latent, queries, "inward", bias=False))
+        if q_latent
+        else (Linear(hidden, queries, "inward", bias=False),)
+    )
+    features = heads * (plain + rotary + value) // 2
+    return (
+        *to_queries,
+        Linear(hidden, kv_latent + rotary, "inward", bias=False),
+        Linear(kv_latent, heads * (plain + value), "inward", bias=False),
+        AttentionCore(features, features, heads, seq_len, _is_causal(config), rotary=True),
+        Linear(heads * value, hidden, "outward", bias=False),
+    )
+
+
+class _Held(NamedTuple):
+    """Weights of a block on a rank, more than those of its layers' closed forms."""
+
+    weights: Number
+    frozen: Number
+    experts: Number
+
+
+def _held(config: TransformersConfig, kind: _Kind, exchanges: bool, cuboid: TensorMesh, *, frozen: bool) -> _Held:
+    """Return how many more weights a rank holds of a block than the closed forms of its layers say.
+
+    Their sum is that of the model's block, which has parts that a GPT does not have. The weights of a block with
+    exchanged tokens are exact.
+    """
+    layers = kind.layers(exchanges)
+    counted = memory.total(layers, cuboid, 0)
+    own = counted.frozen if frozen else counted.weights
+    if exchanges and kind.mixture is not None:
+        held = transformers_costs.mixture_weights(config, cuboid)
         assert held is not None, "known for one rank"
-        memory = found.layer.memory
-        adapters = memory.weights - memory.frozen if frozen else 0
-        memory = memory._replace(
-            weights=held.total + adapters,
-            frozen=held.total if frozen else 0,
-            experts=0 if frozen else held.experts,
+        return _Held(
+            held.total - own, held.total - own if frozen else 0, 0 if frozen else held.experts - counted.experts
         )
-        return replace(found, layer=found.layer._replace(memory=memory))
+    more = kind.share * own - own
+    return _Held(more, more if frozen else 0, 0)
 
-    return model_costs
+
+def _with_weights(costs: Costs, more: _Held) -> Costs:
+    held = costs.memory
+    return costs._replace(
+        memory=held._replace(
+            weights=held.weights + more.weights,
+            frozen=held.frozen + more.frozen,
+            experts=held.experts + more.experts,
+        )
+    )
 
 
 def flops_per_token(config: TransformersConfig | None, seq_len: int, lora: LoRA | None = None) -> Flops | None:

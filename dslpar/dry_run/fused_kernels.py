@@ -39,10 +39,11 @@ def _attention(
 ) -> Tensor:
     """Run flash attention in half precision without a mask, otherwise memory-efficient attention.
 
-    Arguments have torch's names, because transformers passes some of them by name.
+    Flash attention needs as many features of values as of keys, which latent attention does not have. Arguments have
+    torch's names, because transformers passes some of them by name.
     """
     aten = torch.ops.aten
-    if attn_mask is None and query.dtype != torch.float32:
+    if attn_mask is None and query.dtype != torch.float32 and query.shape[-1] == value.shape[-1]:
         made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)
         return cast("Tensor", made[0])
     key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))

@@ -136,7 +136,7 @@ def _build(job: Job, specs: Sequence[tuple[int, LayerSpec]], groups: Groups) -> 
         for _, spec in specs:
             if _key(spec) not in modules:
                 modules[_key(spec)] = spec.build()
-    modules.to(DTYPES[job.spec.precision.dtype])
+    modules.to(META, DTYPES[job.spec.precision.dtype])  # also moves buffers that layers compute
     mark_owners(modules, groups)
     defer_sums(modules, groups.axis("tensor").size > 1 and keeps_gradients(job.spec))
     return modules.train()

@@ -116,9 +116,11 @@ def _transformers_model(cls: Any, args: Mapping[str, object], path: str, trusted
     check_arguments(HuggingFaceModel, {"cls": cls} | arguments, Location(path))
     config = arguments.get("config")
     if isinstance(config, Mapping):
-        # Some valid keys are in no signature: properties such as num_labels, other names for a size, and keys that only
-        # the model's code reads (Qwen3-MoE's head_dim). Lint's table lists the last kind.
-        known = transformers_configs.table()["configs"].get(cls.config_class.__name__, {}).get("defaults", ())
+        # Some valid keys are in no signature: properties such as num_labels, other names for a size, keys that only the
+        # model's code reads (Qwen3-MoE's head_dim), and older ones that every config still reads (rope_theta). Lint's
+        # table lists the last two kinds.
+        table = transformers_configs.table()
+        known = {*table["configs"].get(cls.config_class.__name__, {}).get("defaults", ()), *table["common"]}
         named = {
             key: value
             for key, value in config.items()

@@ -107,12 +107,12 @@ def _expert_sizes(
     config's own `chunks` are kept. A traced model has its own way alone.
     """
     job, own = workloads.job, workloads.own.expert
-    experts = job.spec.model.num_experts
+    experts, group = job.spec.model.num_experts, workloads.cuboid(tensor, context).size
     if experts is None or workloads.base.costs.is_traced:
-        yield own
+        if own is None or (own.size % group == 0 and job.mesh.world_size // pipe % own.size == 0):
+            yield own
         return
     yield None
-    group = workloads.cuboid(tensor, context).size
     within_replica = zero == 3 or offloads(job.spec, "optimizer") or (zero == 0 and job.spec.precision.dtype != "fp32")
     for e in divisors(job.mesh.world_size // (pipe * group)):
         size = group * e

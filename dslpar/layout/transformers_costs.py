@@ -60,6 +60,11 @@ def num_parameters(config: TransformersConfig | None) -> int | None:
     return _known(config, lambda counted: sum(map(counted.held, counted.parts())) + sum(counted.blocks(counted.held)))
 
 
+def block_parameters(config: TransformersConfig | None) -> list[int] | None:
+    """Return the number of parameters of each block, in the order in which they run; None if not known."""
+    return _known(config, lambda counted: counted.blocks(counted.held))
+
+
 def fields_of_other_weights(config: TransformersConfig, saved: TransformersConfig) -> Iterator[str]:
     """Yield the fields of `config`, as it overrides `saved`, with which the weights of `saved` cannot be used.
 
