@@ -61,7 +61,7 @@ class Routing(NamedTuple):
 
     @property
     def sums(self) -> Tensor:
-        """What the load-balancing loss needs of these tokens, [2, E] (`dslpar.layers.balance_loss`)."""
+        """Return what the load-balancing loss needs of these tokens, [2, E] (`dslpar.layers.balance_loss`)."""
         return sums_of_choices(self.experts, self.scores)
 
 

@@ -221,6 +221,18 @@ class Mixture(Layer):
         return ratio(tokens * self.active * tensor.e * self.share(tensor), self.num_experts)
 
 
+@dataclass(frozen=True)
+class GatheredMixture(Layer):
+    """Mixture that runs on all tokens of a replica, which every rank of the tensor group gathers.
+
+    Its traffic and memory are approximately those of `layers`, an MLP with the features of the active experts. Its
+    products are those of the experts, with fewer rows each.
+    """
+
+    layers: Layers
+    mixture: Mixture
+
+
 # Layers of layers ---------------------------------------------------------------------------------------------------
 
 

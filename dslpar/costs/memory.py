@@ -213,6 +213,10 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> LayerMe
     )
 
 
+def _gathered_mixture(layer: sizes.GatheredMixture, tensor: TensorMesh, tokens: Number) -> LayerMemory:
+    return total(layer.layers, tensor, tokens)
+
+
 def embedding(layer: sizes.Embedding, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     """Count the token table with its padding.
 
@@ -294,6 +298,7 @@ FORMS: Forms[LayerMemory] = {
     sizes.FirstToken: _nothing,
     sizes.ForwardOnly: _forward_only,
     sizes.GatheredInner: _nothing,
+    sizes.GatheredMixture: _gathered_mixture,
     sizes.Head: head,
     sizes.Linear: linear,
     sizes.MeanOfTokens: _nothing,

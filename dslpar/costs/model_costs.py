@@ -70,7 +70,7 @@ class ModelCosts:
 
     @property
     def is_traced(self) -> bool:
-        """Whether the costs were found by a trace, and not in closed form."""
+        """Return whether the costs were found by a trace, and not in closed form."""
         return self.flops is not None
 
     @cached_property

@@ -295,6 +295,10 @@ def _distinct_tokens(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -
     return Traffic.sum(*exchanged, *exchanged, all_gather(tensor, copies, stored))
 
 
+def _gathered_mixture(layer: sizes.GatheredMixture, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
+    return total(layer.layers, tensor, tokens)
+
+
 def embedding(layer: sizes.Embedding, tensor: TensorMesh, tokens: Number) -> LayerTraffic:
     """Count the look-up in the token table, which acts like an outward linear of one-hot vectors."""
     w = _weight(tensor, vocabulary(layer.vocab_size, tensor).value * layer.hidden_size)
@@ -342,6 +346,7 @@ FORMS: Forms[LayerTraffic] = {
     sizes.FirstToken: first_token,
     sizes.ForwardOnly: _forward_only,
     sizes.GatheredInner: gathered_inner,
+    sizes.GatheredMixture: _gathered_mixture,
     sizes.Head: head,
     sizes.Linear: linear,
     sizes.MeanOfTokens: mean_of_tokens,

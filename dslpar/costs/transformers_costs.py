@@ -2,9 +2,10 @@
 
 A block of such a model has attention and an MLP, whatever the name of its class. dslpar's table of transformers classes
 (`dslpar.schema.transformers_configs`) tells which MLPs have a gate, and how many parameters a block has. Forecasts are
-less accurate for parts that a GPT does not have: transformers' own kernels between the products, and
-attention windows (ignored). Experts count as one MLP with the features of the active experts, or exactly if tokens are
-sent to them (`parallel.expert`). Attention with latents counts as its own linears.
+less accurate for parts that a GPT does not have: transformers' own kernels between the products, and attention windows
+(ignored). Experts whose tokens are gathered have the traffic and memory of one MLP with the features of the active
+experts, and the products of experts. Those that tokens are sent to count exactly (`parallel.expert`). Attention with
+latents counts as its own linears. The first blocks of a model may have an MLP, as in DeepSeek-V3.
 
 With adapters (`model.lora`) all other weights are frozen, except the linears, the token table and the head that
 `modules_to_save` names. Norms in `modules_to_save` and the biases of `bias='all'` are not counted.
@@ -16,6 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 from typing import Any, NamedTuple
 
 from dslpar.core.mesh import TensorMesh
@@ -24,7 +26,7 @@ from dslpar.costs.adapters import Adapter, AdapterSizes
 from dslpar.costs.collective_traffic import Number
 from dslpar.costs.family_interface import costs_of
 from dslpar.costs.flops import Flops
-from dslpar.costs.layers import Activation, AttentionCore, Layers, Linear, Mixture, ModelLayers, mlp
+from dslpar.costs.layers import Activation, AttentionCore, GatheredMixture, Layers, Linear, Mixture, ModelLayers, mlp
 from dslpar.costs.model_costs import Costs, CostsFunction, ModelCosts, function_of
 from dslpar.layout import transformers_costs
 from dslpar.schema import families
@@ -150,7 +152,11 @@ def _kinds(
         own = int(memory.total(_without_adapters(attention + mlp_part), TensorMesh(), 0).weights)
         return _Kind(attention, mlp_part, mixture, Fraction(parameters, own))
 
-    with_experts = kind(of_gpt.mlp_part, None if mixture is None else (*norm_and_add, mixture), parameters[-1])
+    gathered, sent = of_gpt.mlp_part, None
+    if mixture is not None:
+        of_active = tuple(each for each in of_gpt.mlp_part if isinstance(each, Linear | Activation))
+        gathered, sent = (*norm_and_add, GatheredMixture(of_active, mixture)), (*norm_and_add, mixture)
+    with_experts = kind(gathered, sent, parameters[-1])
     if not config.num_dense or ffn is None:
         return [with_experts] * len(parameters)
     of_mlp = mlp(of_gpt.boundary, ffn, activation="swiglu", bias=False, adapters=adapters)
@@ -159,7 +165,8 @@ def _kinds(
 
 
 def _without_adapters(layers: Layers) -> Layers:
-    return tuple(replace(each, adapters=None) if isinstance(each, Linear) else each for each in layers)
+    linears = (each.layers if isinstance(each, GatheredMixture) else (each,) for each in layers)
+    return tuple(replace(each, adapters=None) if isinstance(each, Linear) else each for each in chain(*linears))
 
 
 def _mixture(config: TransformersConfig, *, frozen: bool) -> Mixture | None:

@@ -14,6 +14,7 @@ depth K/y and N/z columns. The backward has two products per product of the forw
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from dslpar.core.mesh import TensorMesh
@@ -205,6 +206,15 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> Work:
     return Work(products=tuple(products), grouped=grouped, elementwise=elementwise)
 
 
+def gathered_mixture(layer: sizes.GatheredMixture, tensor: TensorMesh, tokens: Number) -> Work:
+    """Count a mixture on gathered tokens: each rank computes the rows of its own experts, at the even load.
+
+    These are as many as if tokens were sent within the tensor group. That every rank runs the router on all tokens is
+    not counted.
+    """
+    return mixture(layer.mixture, replace(tensor, e=1, expert_chunks=1), tokens)
+
+
 def embedding(layer: sizes.Embedding, tensor: TensorMesh, tokens: Number) -> Work:
     """Count the look-up of tokens, and the sum with position embeddings."""
     return Work(elementwise=4 * _residual(tensor, tokens, layer.hidden_size))
@@ -260,6 +270,7 @@ FORMS: Forms[Work] = {
     sizes.FirstToken: _nothing,
     sizes.ForwardOnly: _forward_only,
     sizes.GatheredInner: _nothing,
+    sizes.GatheredMixture: gathered_mixture,
     sizes.Head: head,
     sizes.Linear: linear,
     sizes.MeanOfTokens: _nothing,

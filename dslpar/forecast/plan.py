@@ -195,8 +195,8 @@ class Fitting:
     It rejects those that do not fit, or that leave the allocator too little memory to run at full speed.
 
     Values that these workloads share are cached. Only the pipeline ranks that usually need the most memory are tested:
-    the first, which has the most micro-batches in flight, the last, which has the head, and the one with the most
-    layers.
+    the first, which has the most micro-batches in flight, the last, which has the head, the one with the most layers,
+    and if layers differ the one with the most weights.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -230,4 +230,8 @@ def _fullest_ranks(workload: Workload) -> list[int]:
     pipe, layers = workload.chunks.pipe, workload.counts
     if workload.chunks.num > 1:
         layers = tuple(sum(layers[rank::pipe]) for rank in range(pipe))
-    return sorted({0, layers.index(max(layers)), pipe - 1})
+    fullest = {0, layers.index(max(layers)), pipe - 1}
+    if workload.costs.units:  # the layers differ, so fewer may need more
+        weights = [workload.weights(rank) for rank in range(pipe)]
+        fullest.add(weights.index(max(weights)))
+    return sorted(fullest)

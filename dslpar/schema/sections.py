@@ -266,7 +266,7 @@ class Model:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether the loss includes the load-balancing loss of mixtures of experts."""
+        """Return whether the loss includes the load-balancing loss of mixtures of experts."""
         return False
 
 
@@ -424,7 +424,7 @@ class OtherModel:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether the config of a transformers model enables the load-balancing loss of its experts."""
+        """Return whether the config of a transformers model enables the load-balancing loss of its experts."""
         return bool(self.num_experts and self.transformers and self.transformers.values.get("output_router_logits"))
 
 

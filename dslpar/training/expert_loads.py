@@ -23,7 +23,6 @@ import torch
 from dslpar.distributed import collectives
 from dslpar.engine.engine import Engine
 from dslpar.layers.expert_load import ExpertLoad, loads_of
-from dslpar.models.gpt.section import GPT
 from dslpar.reporting.expert_loads import LayerLoad
 from dslpar.reporting.logging import log
 from dslpar.schema.sections import Model, OtherModel
@@ -106,7 +105,7 @@ def _message(loads: Sequence[LayerLoad], hint: str) -> str:
 def _hint(model: Model | OtherModel) -> str:
     """Return what makes a model's routers even."""
     if isinstance(model, Model):
-        balance = model.experts.balance if isinstance(model, GPT) and model.experts else 0.0
+        balance = getattr(getattr(model, "experts", None), "balance", 0.0)
         return f"a larger model.experts.balance, now {balance:g}; or a lower optimizer.lr"
     config = model.transformers
     values: Mapping[str, Any] = {} if config is None else config.values

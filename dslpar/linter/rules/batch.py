@@ -281,8 +281,8 @@ def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
     model, given = cx.spec.model, cx.source.given
     if "model.layers_cfg" in cx.reading.invalid:
         return
-    is_other = isinstance(model, sections.OtherModel)
-    if is_other and not given("batch.micro_size") and (norm := _batch_norm(model)):
+    norm = _batch_norm(model) if isinstance(model, sections.OtherModel) else ""
+    if norm and not given("batch.micro_size"):
         micro = cx.layout.batch.micro_size
         message = (
             f"{norm} computes its statistics over a micro-batch, whose size ({micro} here) changes with the layout"

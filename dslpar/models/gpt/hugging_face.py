@@ -15,14 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dslpar.core.catalog import raise_finding
 from dslpar.models.gpt.section import GPT
 from dslpar.schema.sections import Experts
-
-if TYPE_CHECKING:
-    from dslpar.models.pretrained import StoredPart
 
 Config = Mapping[str, Any]
 
@@ -98,23 +95,24 @@ def tensors_of(model: GPT, parameter: str) -> tuple[tuple[str, bool], ...]:
     return tuple((f"{before}{name}.{own}", own == "weight" and module in kind.transposed) for name in names)
 
 
-def stored(model: GPT) -> dict[str, list[StoredPart]]:
-    """Return the tensors of a folder's files that form the weights of mixtures, which are stored expert by expert."""
-    from dslpar.models.pretrained import StoredPart  # imports torch
+Part = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The fields of a `dslpar.models.pretrained.StoredPart`, whose module imports torch."""
 
-    found: dict[str, list[StoredPart]] = {}
+
+def stored(model: GPT) -> dict[str, list[Part]]:
+    """Return the tensors of a folder's files that form the weights of mixtures, which are stored expert by expert."""
+    found: dict[str, list[Part]] = {}
     hidden, ffn, number = model.hidden_size, model.expert_ffn_size, model.num_experts or 0
     for index in filter(model.has_mixture, range(model.num_layers)):
         block, files = f"model.layers.{index}.mlp", f"model.layers.{index}.block_sparse_moe"
-        found[f"{block}.gate.weight"] = [StoredPart(f"{files}.gate.weight", (0, 0), (number, hidden), (0, 1))]
+        found[f"{block}.gate.weight"] = [(f"{files}.gate.weight", (0, 0), (number, hidden), (0, 1))]
         found[f"{block}.experts.gate_up_proj"] = [
-            StoredPart(f"{files}.experts.{at}.{own}.weight", (at, first, 0), (1, ffn, hidden), (-1, 0, 1))
+            (f"{files}.experts.{at}.{own}.weight", (at, first, 0), (1, ffn, hidden), (-1, 0, 1))
             for at in range(number)
             for own, first in (("w1", 0), ("w3", ffn))
         ]
         found[f"{block}.experts.down_proj"] = [
-            StoredPart(f"{files}.experts.{at}.w2.weight", (at, 0, 0), (1, hidden, ffn), (-1, 0, 1))
-            for at in range(number)
+            (f"{files}.experts.{at}.w2.weight", (at, 0, 0), (1, hidden, ffn), (-1, 0, 1)) for at in range(number)
         ]
     return found
 

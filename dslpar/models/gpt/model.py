@@ -42,7 +42,7 @@ from dslpar.layers.parameter import PlacedModule, Shared
 from dslpar.models.balanced_loss import BalancedLoss, no_sums
 from dslpar.models.gpt import hugging_face, section
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss, VocabularyHead
-from dslpar.models.pretrained import CONFIG, Folder, PretrainedWeights, Source, read_config
+from dslpar.models.pretrained import CONFIG, Folder, PretrainedWeights, Source, StoredPart, read_config
 
 
 class GPT(section.GPT, LayeredModel):
@@ -61,6 +61,8 @@ class GPT(section.GPT, LayeredModel):
             after_tokens = LayerSpec(name="embedding.dropout", build=partial(Dropout, groups, self.dropout))
         else:
             after_tokens = LayerSpec(name="embedding.positions", build=partial(_Positions, groups, self))
+        # The same object for all blocks that are alike, by which a dry run knows them.
+        block, mixture_block = partial(self._block, groups), partial(self._mixture_block, groups)
         if self.tie_embeddings:
             # Table and head are the same shard, so a tied head is the embedding used a second time.
             head = LayerSpec(name="head", build=tokens, tied="embedding.tokens")
@@ -72,7 +74,7 @@ class GPT(section.GPT, LayeredModel):
             *(
                 LayerSpec(
                     name=f"blocks.{index}",
-                    build=partial(self._mixture_block if self.has_mixture(index) else self._block, groups),
+                    build=mixture_block if self.has_mixture(index) else block,
                     layer_idx=index,
                     recomputable=True,
                 )
@@ -86,7 +88,7 @@ class GPT(section.GPT, LayeredModel):
         if self.pretrained is None:
             return specs
         hugging_face.check_fits(self, read_config(self.pretrained), f"{self.pretrained}/{CONFIG}")
-        folder = Folder(self.pretrained, hugging_face.base_prefix(self), partial(hugging_face.stored, self))
+        folder = Folder(self.pretrained, hugging_face.base_prefix(self), self._stored)
         return [replace(spec, build=partial(self._pretrained, folder, spec.owner, spec.build)) for spec in specs]
 
     @property
@@ -129,6 +131,10 @@ class GPT(section.GPT, LayeredModel):
         """Return the logits [batch, sequence, vocab_size], whole on every rank."""
         output = output[0] if isinstance(output, tuple) else output
         return from_inner(groups, output)[..., : self.vocab_size]
+
+    def _stored(self) -> Mapping[str, list[StoredPart]]:
+        """Return the tensors in the pretrained folder that form a mixture's weights."""
+        return {name: [StoredPart(*part) for part in parts] for name, parts in hugging_face.stored(self).items()}
 
     @property
     def _form(self) -> Form:
@@ -187,7 +193,7 @@ class GPT(section.GPT, LayeredModel):
         """Forwards of all layers but blocks, by name."""
         num_sums = int(self.is_balanced)
         return {
-            "embedding.tokens": partial(_look_up, self.num_experts) if num_sums else _run_alone,
+            "embedding.tokens": partial(_look_up, self.num_experts or 0) if num_sums else _run_alone,
             "embedding.dropout": _run_alone,
             "embedding.positions": partial(_run_positions, num_sums),
             "norm": partial(_run_after_blocks, num_sums),
@@ -233,8 +239,10 @@ def _run_positions(num_sums: int, module: nn.Module, value: Value) -> Value:
 def _run_block(num_sums: int, block: nn.Module, value: Value) -> Value:
     x, others = _unpack(value)
     sums, mask = others[:num_sums], others[num_sums:]
-    x, own = _unpack(block(x, *mask))  # a mixture's block returns its sums too
-    return _pack(x, *(each + of_block for each, of_block in zip(sums, own or [0], strict=False)), *mask)
+    x, own = _unpack(block(x, *mask))
+    if own and sums:  # a mixture's block returns its own sums, an MLP's none
+        sums = [sums[0] + own[0]]
+    return _pack(x, *sums, *mask)
 
 
 def _run_after_blocks(num_sums: int, module: nn.Module, value: Value) -> Value:

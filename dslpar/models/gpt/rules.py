@@ -126,7 +126,7 @@ def more_choices_than_experts(cx: Context) -> Iterator[Problem]:
     if top_k > num:
         message = f"each token visits top_k {top_k} experts, but there are {num}"
         key = "model.experts.top_k" if cx.source.given("model.experts.top_k") else "model.experts.num"
-        yield cx.problem(key, message, f"top_k={num}, or more experts")
+        yield cx.problem(key, message, f"top_k={num}; or num={top_k}")
 
 
 @rule("DEAD130", "experts-without-a-block", "warning")
@@ -135,7 +135,7 @@ def experts_without_a_block(cx: Context) -> Iterator[Problem]:
     every, blocks = _experts(cx).every, _gpt(cx).num_layers
     if every > blocks:
         message = f"the last of every {every} blocks has a mixture, but there are {blocks} blocks: all have an MLP"
-        yield cx.problem("model.experts.every", message, f"every={blocks} or less, or leave experts out")
+        yield cx.problem("model.experts.every", message, f"every={blocks}; or leave model.experts out")
 
 
 @rule("DEAD131", "router-without-a-gradient", "warning")
@@ -145,7 +145,7 @@ def router_without_a_gradient(cx: Context) -> Iterator[Problem]:
     if experts.top_k == 1 and experts.renormalize:
         message = "a token's only score divided by itself is 1, so the cross-entropy does not train the router"
         key = ("model.experts.renormalize", "model.experts.top_k")
-        yield cx.problem(key, message, "renormalize=False, as in Switch Transformer; or top_k=2")
+        yield cx.problem(key, message, "renormalize=False; or top_k=2")
 
 
 def _attention(cx: Context, code: str, field: str) -> Iterator[Problem]:

@@ -81,8 +81,9 @@ class GPT(TokenModel):
     """
 
     def __post_init__(self) -> None:
-        if isinstance(self.experts, Mapping):  # a program's own GPT(experts=dict(...))
-            object.__setattr__(self, "experts", Experts(**self.experts))
+        given: object = self.experts
+        if isinstance(given, Mapping):  # a program's own GPT(experts=dict(...))
+            object.__setattr__(self, "experts", Experts(**given))
 
     @property
     def is_causal(self) -> bool:
@@ -108,7 +109,7 @@ class GPT(TokenModel):
 
     @property
     def is_balanced(self) -> bool:
-        """Whether the loss includes a load-balancing loss."""
+        """Return whether the loss includes a load-balancing loss."""
         return self.experts is not None and self.experts.balance > 0 and self.experts.every <= self.num_layers
 
     def has_mixture(self, block: int) -> bool:

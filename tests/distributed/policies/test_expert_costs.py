@@ -95,6 +95,7 @@ MODELS: dict[str, dict[str, Any]] = {
         v_head_dim=10,
     ),
 }
+MODELS["DeepseekV3, first block dense"] = MODELS["DeepseekV3"] | dict(first_k_dense_replace=1, v_head_dim=6)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -103,17 +104,18 @@ def test_parameters_of_every_rank_are_those_that_are_forecast(name: str) -> None
     sizes = SIZES | MODELS[name]
     if "kv_lora_rank" in sizes:  # each head has a key
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
-    cls = getattr(transformers, f"{name}ForCausalLM")
-    config = OtherModel(target=f"transformers.{name}ForCausalLM", args={"config": sizes}).transformers
+    target = f"{name.partition(',')[0]}ForCausalLM"
+    cls = getattr(transformers, target)
+    config = OtherModel(target=f"transformers.{target}", args={"config": sizes}).transformers
     costs = costs_function(config, 16)
     assert costs is not None
     model = HuggingFaceModel(cls, cls.config_class(**sizes))
     for layout, data, e in EXPERT_LAYOUTS:
         tensor = cuboid(layout, e)
         found = costs(tensor, 64.0)
-        expected = (
-            sum(float(part.memory.weights) for part in (found.first, found.last)) + 2 * found.layer.memory.weights
-        )
+        num_blocks = 1 if found.units else 2
+        expected = sum(float(part.memory.weights) for part in (found.first, found.last))
+        expected += num_blocks * found.layer.memory.weights
         mesh = Mesh(data=data, tensor=tensor)
         for rank in range(mesh.world_size):
             groups = Groups.without_processes(mesh, rank=rank)
@@ -122,7 +124,7 @@ def test_parameters_of_every_rank_are_those_that_are_forecast(name: str) -> None
             parameters = [p for part in built for p in part.parameters()]
             assert sum(p.numel() for p in parameters) == expected, (layout, rank)
             experts = sum(p.numel() for p in parameters if p.placement.is_expert)  # type: ignore[attr-defined]
-            assert experts == 2 * (found.layer.memory.experts if e > 1 else 0), (layout, rank)
+            assert experts == num_blocks * (found.layer.memory.experts if e > 1 else 0), (layout, rank)
 
 
 # ---- traffic and saved tensors of one mixture ----

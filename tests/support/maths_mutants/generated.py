@@ -72,6 +72,9 @@ RULES = (
 
 EQUAL = {
     "layers.norm: _statistics: all_gather 2 rolled": "the statistics of all pieces are sums over them, in any order",
+    "policies.experts: SharedExpertLinear.forward: all_gather_autograd rolled": (
+        "the linears of a shared expert then have their inner features in the same other order"
+    ),
 }
 """Equivalent mutants, with the reason; they are not generated."""
 
@@ -81,7 +84,8 @@ def generated() -> list[Mutant]:
     modules = [module for module in MODULES if HAS_TRANSFORMERS or not module.startswith("policies.")]
     found = [mutant for module in modules for mutant in _of_module(f"dslpar.{module}")]
     names = {mutant.name for mutant in found}
-    assert names >= set(EQUAL), f"no such mutants: {set(EQUAL) - names}"
+    left_out = {name for name in EQUAL if name.partition(":")[0] in modules} - names
+    assert not left_out, f"no such mutants: {left_out}"
     return [mutant for mutant in found if mutant.name not in EQUAL]
 
 

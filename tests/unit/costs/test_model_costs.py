@@ -165,7 +165,8 @@ def test_experts_count_as_those_that_a_token_takes() -> None:
     counted = flops_per_token(model, 64)
     assert made is not None
     assert counted is not None
-    products = [*(each for each in made.layer.work.products for _ in range(32)), *made.last.work.products]
+    of_layer = (*made.layer.work.products, *made.layer.work.kernels)
+    products = [*(each for each in of_layer for _ in range(32)), *made.last.work.products]
     operations = 6 * sum(rows * depth * columns for rows, depth, columns in products) / 64
     assert operations == pytest.approx(counted.mfu_6n, rel=0.01)
 

@@ -50,16 +50,30 @@ batch = dict(micro_size=8, accumulation=4)
 train = dict(steps=10)
 zero = 1
 """
+LATENT = (
+    CONFIG.replace("Mixtral", "DeepseekV3")
+    .replace("num_local_experts", "n_routed_experts")
+    .replace(
+        "pad_token_id=None",
+        "n_group=2, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=32, q_lora_rank=40,"
+        "kv_lora_rank=20, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=10, first_k_dense_replace=1",
+    )
+    .replace("num_key_value_heads=4", "num_key_value_heads=8")
+)
+OF_LATENTS = {"latents, first block dense": (4, "expert=2", "precision = 'bf16'")}
 OF_OURS = {f"{name}, dslpar's": layout for name, layout in LAYOUTS.items() if name != "gathered tokens"}
 
 
+ALL = LAYOUTS | OF_OURS | OF_LATENTS
+
+
 def job_of(layout: str) -> Job:
-    world, parallel, more = (LAYOUTS | OF_OURS)[layout]
-    written = OWN if layout in OF_OURS else CONFIG
+    world, parallel, more = ALL[layout]
+    written = OWN if layout in OF_OURS else LATENT if layout in OF_LATENTS else CONFIG
     return check.resolve(check.load_text(f"{written}parallel = dict({parallel})\n{more}\n", "dry.py"), world)
 
 
-@pytest.mark.parametrize("layout", sampled(LAYOUTS | OF_OURS, QUICK))
+@pytest.mark.parametrize("layout", sampled(ALL, QUICK | set(OF_LATENTS)))
 def test_every_kind_of_rank_has_no_problem_and_what_is_forecast(layout: str) -> None:
     on_ranks(1, _find_nothing, layout, init=None)
 

@@ -21,7 +21,7 @@ from dslpar.forecast.plan import Forecast, Machine, forecast
 from dslpar.forecast.search import search
 from dslpar.forecast.search_space import candidates
 from dslpar.forecast.stage_memory import num_communicators
-from dslpar.forecast.workload import Framework, Workload
+from dslpar.forecast.workload import Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Schedule
@@ -74,24 +74,14 @@ def made(of: Workload) -> Forecast:
     return forecast(of, H100)
 
 
-UNCHANGED = [
-    ((MIXTRAL, 32, 4, 2, TensorMesh(y=8, **SEQUENCE), 1), {}, 27246248003.07, 1.26679760219),  # type: ignore[arg-type]
-    ((MIXTRAL, 32, 1, 64, TensorMesh(), 3), {"recompute": "full"}, 25415583451.04, 37.4201373726),
-    ((QWEN3, 48, 1, 16, TensorMesh(q=2, y=2, mode="2d", residual="hidden"), 2), {}, 32084467003.47, 13.5560082317),
-]
-"""Forecasts as they were before tokens could be sent to experts."""
-THEN = Framework(gathers_buffers=False, prefetches_weights=False)
-"""The framework's behaviour in the forecasts of that time."""
-
-
-@pytest.mark.parametrize(("sizes", "more", "num_bytes", "step_s"), UNCHANGED)
-def test_without_expert_parallelism_a_mixture_is_forecast_as_before(
-    sizes: Any, more: dict[str, Any], num_bytes: float, step_s: float
-) -> None:
-    found = made(workload(*sizes, framework=THEN, **more))
-    assert found.binding.total == pytest.approx(num_bytes, rel=1e-9)
-    assert found.time.step_s == pytest.approx(step_s, rel=1e-9)
-    assert found.at_uneven_load is None
+@pytest.mark.parametrize(("data", "y"), [(16, 1), (8, 2), (2, 8)])
+def test_gathered_tokens_have_the_products_of_those_that_are_sent_within_a_tensor_group(data: int, y: int) -> None:
+    tensor = TensorMesh(y=y, **SEQUENCE) if y > 1 else TensorMesh()  # type: ignore[arg-type]
+    gathered, sent = workload(MIXTRAL, 32, 4, data, tensor, 1), exchanging(y, data, y)
+    assert gathered.costs.layer.work.grouped == sent.costs.layer.work.grouped
+    assert gathered.costs.layer.traffic != sent.costs.layer.traffic
+    assert gathered.experts(0) == 0
+    assert made(gathered).at_uneven_load is None
 
 
 # ---- memory ----

@@ -21,6 +21,13 @@ def test_the_build_refuses_what_lint_refuses(name: str) -> None:
             _transformers_model(getattr(transformers, name), args, "cfg.py", ())
 
 
+def test_the_build_accepts_the_older_keys_that_lint_accepts() -> None:
+    """transformers reads `rope_theta` into `rope_parameters`, though its config class no longer has such a field."""
+    model = _transformers_model(transformers.LlamaForCausalLM, {"config": {"rope_theta": 5e5}}, "cfg.py", ())
+    assert isinstance(model, HuggingFaceModel)
+    assert model.model.config.rope_parameters["rope_theta"] == 5e5
+
+
 @pytest.mark.parametrize(
     ("key", "kernel"), [("", "sdpa"), (", attn_implementation='flash_attention_2'", "flash_attention_2")]
 )
