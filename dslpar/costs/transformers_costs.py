@@ -222,7 +222,7 @@ def _held(config: TransformersConfig, kind: _Kind, exchanges: bool, cuboid: Tens
     """
     layers = kind.layers(exchanges)
     counted = memory.total(layers, cuboid, 0)
-    own = counted.frozen if frozen else counted.weights
+    own = Fraction(counted.frozen if frozen else counted.weights)  # also of a whole float
     if exchanges and kind.mixture is not None:
         held = transformers_costs.mixture_weights(config, cuboid)
         assert held is not None, "known for one rank"

@@ -157,7 +157,7 @@ class GPT(section.GPT, LayeredModel):
         return layer
 
     def _block(self, groups: Groups) -> Block:
-        return Block(groups, self.hidden_size, self.num_heads, ffn_hidden_size=self.ffn_size, **self._of_block)
+        return Block(ffn_hidden_size=self.ffn_size, **self._of_block(groups))
 
     def _mixture_block(self, groups: Groups) -> MixtureBlock:
         experts = self.experts
@@ -175,12 +175,14 @@ class GPT(section.GPT, LayeredModel):
             init=normal(self.init_std),
             init_out=normal(self.out_std),
         )
-        return MixtureBlock(groups, self.hidden_size, self.num_heads, mixture=mixture, **self._of_block)
+        return MixtureBlock(mixture=mixture, **self._of_block(groups))
 
-    @property
-    def _of_block(self) -> dict[str, Any]:
-        """Arguments that all blocks have."""
+    def _of_block(self, groups: Groups) -> dict[str, Any]:
+        """Return the arguments that all blocks have."""
         return {
+            "groups": groups,
+            "hidden_size": self.hidden_size,
+            "num_heads": self.num_heads,
             "form": self._form,
             "dropout": self.dropout,
             "eps": self.layernorm_eps,

@@ -56,7 +56,7 @@ MODELS = [
             (
                 "init-out-of-stage",
                 "scale",
-                "GPT._block",
+                "GPT._of_block",
                 "normal(self.out_std)",
                 "normal(self.out_std / groups.mesh.pipe**0.5)",
                 "outward projections are drawn for a stage's layers",
