@@ -217,8 +217,8 @@ class _Held(NamedTuple):
 def _held(config: TransformersConfig, kind: _Kind, exchanges: bool, cuboid: TensorMesh, *, frozen: bool) -> _Held:
     """Return how many more weights a rank holds of a block than the closed forms of its layers say.
 
-    Their sum is that of the model's block, which has parts that a GPT does not have. The weights of a block with
-    exchanged tokens are exact.
+    Their sum is that of the model's block, which has parts that a GPT does not have. If tokens are exchanged, the
+    weights of all blocks are exact.
     """
     layers = kind.layers(exchanges)
     counted = memory.total(layers, cuboid, 0)
@@ -229,6 +229,10 @@ def _held(config: TransformersConfig, kind: _Kind, exchanges: bool, cuboid: Tens
         return _Held(
             held.total - own, held.total - own if frozen else 0, 0 if frozen else held.experts - counted.experts
         )
+    if exchanges:
+        dense = transformers_costs.dense_weights(config, cuboid)
+        assert dense is not None, "known for one rank"
+        return _Held(dense - own, dense - own if frozen else 0, 0)
     more = kind.share * own - own
     return _Held(more, more if frozen else 0, 0)
 

@@ -24,6 +24,7 @@ that compute a token are counted.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
@@ -172,6 +173,14 @@ def mixture_weights(config: TransformersConfig | None, tensor: TensorMesh) -> Mi
     return _known(config, lambda counted: counted.mixture(tensor))
 
 
+def dense_weights(config: TransformersConfig | None, tensor: TensorMesh) -> int | None:
+    """Return the parameters of a first block, with an MLP instead of experts, that one rank holds; None if not known.
+
+    They are sharded as the others of `mixture_weights`.
+    """
+    return _known(config, lambda counted: counted.dense(tensor))
+
+
 SHARED_GATES = {"Qwen2MoeForCausalLM"}
 """Classes with a gate of the shared expert: a vector of `hidden` features that is whole on each rank, like a router."""
 
@@ -240,6 +249,16 @@ class _Counted:
             hidden = self._size("hidden")
             others += hidden - Fraction(hidden, _num_pieces(("hidden",), tensor))
         return MixtureWeights(*map(int, (experts, shared, others)))
+
+    def dense(self, tensor: TensorMesh) -> int:
+        """Return `dense_weights`."""
+        ((name, _),) = self.config.row["blocks"].items()
+        times: Counter[tuple[str, ...]] = Counter()
+        for part in (name, f"{name}.dense"):  # the second takes the experts away
+            for number, names in self._terms(part):
+                times[names] += number
+        found = (Fraction(number * self._product(names), _num_pieces(names, tensor)) for names, number in times.items())
+        return int(sum(found))
 
     def multiplied(self, part: str) -> int:
         """Return the number of weights in a part's matrices (not in vectors), counting only active experts."""
