@@ -72,6 +72,29 @@ def sums_of_choices(experts: Tensor, scores: Tensor) -> Tensor:
     return torch.stack([choices.sum(0), (scores / scores.sum(-1, keepdim=True)).sum(0)])
 
 
+def squares_of_logits(logits: Tensor) -> Tensor:
+    """Return the third row of the sums, [1, E], for a z-loss: in its first column, the squares of the log-sum-exp.
+
+    logits: the router's [n, E], in float32 or wider.
+    """
+    total = logits.logsumexp(-1).square().sum()
+    return functional.pad(total.view(1, 1), (0, logits.shape[1] - 1))
+
+
+def z_loss(groups: Groups, sums: Tensor, top_k: int) -> Tensor:
+    """Return this data rank's share of the z-loss, whose mean over data ranks is the loss; 0 if there is no token.
+
+    The loss is the mean of log(sum(exp(logits)))^2 over the tokens and mixtures of a global micro-batch, as in ST-MoE
+    (arXiv 2202.08906, equation 5). It keeps the router's logits small. sums: [3, E], the last row of
+    `squares_of_logits`; otherwise as in `balance_loss`.
+    """
+    choices, _, squares = collectives.reduce_from_group(sums, groups.axis("tensor")).unbind()
+    data = groups.axis("data")
+    tokens = (collectives.all_reduce(choices.detach(), data).sum() / top_k).clamp(min=1)
+    loss: Tensor = squares.sum() / tokens * data.size
+    return loss
+
+
 def balance_loss(groups: Groups, sums: Tensor, top_k: int) -> Tensor:
     """Return this data rank's share of the loss, whose mean over data ranks is the loss; 0 if no token counts.
 

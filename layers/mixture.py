@@ -14,8 +14,9 @@ backward, less those of its own experts; the router's gradient is summed over th
 The router is a linear without bias, computed in float32. Its logits become scores: by softmax over all experts, as in
 Mixtral (arXiv 2401.04088), or by the sigmoid of each, as in DeepSeek-V3 (arXiv 2412.19437). The `top_k` largest scores
 are the weights. With `renormalize` they are divided by their sum. If two experts have equal scores, the one with the
-smaller index is chosen. A shared expert is an MLP that every token visits, beside the others (DeepSeekMoE, arXiv
-2401.06066).
+smaller index is chosen. `with_bias` adds a bias to the scores when experts are chosen, and not to the weights;
+`update_bias` moves it towards an even load. A shared expert is an MLP that every token visits, beside the others
+(DeepSeekMoE, arXiv 2401.06066).
 
 The products of a rank's experts are one grouped product where torch has a kernel for the device and the dtype, and a
 loop over experts elsewhere. Both give the same numbers up to rounding.
@@ -34,8 +35,9 @@ from torch.utils.checkpoint import checkpoint
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.mesh import TENSOR_AXES
+from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
-from dslpar.layers.balance_loss import sums_of_choices
+from dslpar.layers.balance_loss import squares_of_logits, sums_of_choices
 from dslpar.layers.block import ACTIVATIONS, MLP, Activation, Block
 from dslpar.layers.distinct_tokens import DistinctTokens
 from dslpar.layers.expert_load import ExpertLoad
@@ -58,11 +60,16 @@ class Routing(NamedTuple):
     """Factors of these experts' outputs, [n, k]."""
     scores: Tensor
     """Scores of all experts, [n, E], in float32 or wider."""
+    logits: Tensor
+    """The router's output, [n, E], in float32 or wider."""
 
-    @property
-    def sums(self) -> Tensor:
-        """Return what the load-balancing loss needs of these tokens, [2, E] (`dslpar.layers.balance_loss`)."""
-        return sums_of_choices(self.experts, self.scores)
+    def sums(self, of_squares: bool = False) -> Tensor:
+        """Return what the load-balancing loss needs of these tokens, [2, E] (`dslpar.layers.balance_loss`).
+
+        of_squares: return [3, E], with a row for the z-loss.
+        """
+        found = sums_of_choices(self.experts, self.scores)
+        return torch.cat([found, squares_of_logits(self.logits)]) if of_squares else found
 
 
 class Mixture(Layer):
@@ -86,6 +93,8 @@ class Mixture(Layer):
         top_k: int = 2,
         router: Router = "softmax",
         renormalize: bool = True,
+        with_bias: bool = False,
+        with_squares: bool = False,
         activation: Activation = "gelu",
         shared_ffn_hidden_size: int | None = None,
         init: Init = GPT2,
@@ -96,6 +105,10 @@ class Mixture(Layer):
         _check(groups, num_experts, top_k)
         blocks, self.activation = one_of(ACTIVATIONS, activation, "activation")
         self._score = one_of(_SCORES, router, "router")
+        self.with_squares = with_squares
+        self.bias: Tensor | None
+        self.register_buffer("bias", torch.zeros(num_experts, dtype=torch.float32) if with_bias else None)
+        self._load_of_step = ExpertLoad(num_experts)
         self.top_k, self.renormalize = top_k, renormalize
         self.expert_load = ExpertLoad(num_experts)
         self._split, self._exchange = DistinctTokens(groups), TokenExchange(groups, num_experts)
@@ -134,19 +147,43 @@ class Mixture(Layer):
         routing = self.route(tokens, cast("Tensor", self.stand_in(self.router, shared)))
         if self.training:
             self.expert_load.add(routing.experts)
+            if self.bias is not None:
+                self._load_of_step.add(routing.experts)
         y = self._exchange.run(tokens, routing.experts, routing.weights, self._experts)
         y = self._split.give_back(y, x.shape)
         return (y if self.shared_expert is None else y + self.shared_expert(x, shared)), routing
 
     def route(self, tokens: Tensor, router: Tensor) -> Routing:
         """Choose the experts of tokens [n, H], given the router's weight [E, H]."""
-        scores = self._score(functional.linear(upcast(tokens), upcast(router)))
+        logits = functional.linear(upcast(tokens), upcast(router))
+        scores = self._score(logits)
+        by = scores if self.bias is None else scores.detach() + self.bias
         # A stable sort, unlike torch.topk, chooses the same one of equal experts on every device.
-        experts = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.top_k]
+        experts = by.argsort(dim=-1, descending=True, stable=True)[:, : self.top_k]
         weights = scores.gather(-1, experts)  # not a view of all scores, which autograd would keep
         if self.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
-        return Routing(experts, weights, scores)
+        return Routing(experts, weights, scores, logits)
+
+    @torch.no_grad()
+    def update_bias(self, rate: float) -> None:
+        """Move the bias by `rate` towards an even load, by the load since the last call; all ranks together.
+
+        Experts with less tokens than the mean get more, as in DeepSeek-V3 (arXiv 2412.19437, section 2.1.2).
+        """
+        assert self.bias is not None, "a mixture with a bias"
+        load = self._load_of_step.take()[:-1].to(self.bias.device)
+        for axis in ("tensor", "data"):  # these ranks have other tokens, and other stages other mixtures
+            load = collectives.all_reduce(load, self.groups.axis(axis))
+        self.bias += rate * (load.double().mean() - load).sign()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Keep the bias in float32, of which half precision would lose its small steps."""
+        bias = self.bias
+        super()._apply(fn, recurse)
+        if bias is not None and self.bias is not None and self.bias.dtype in (torch.float16, torch.bfloat16):
+            self.bias = bias.to(self.bias.device)
+        return self
 
     def _experts(self, rows: Tensor, counts: Tensor) -> Tensor:
         up, down = cast("Tensor", self.up), cast("Tensor", self.down)
@@ -156,8 +193,8 @@ class Mixture(Layer):
 class MixtureBlock(Block):
     """Pre-norm transformer block with a mixture in place of the MLP.
 
-    Its forward returns two values: the residual, and what the load-balancing loss needs of this rank's own tokens,
-    [2, E] (`dslpar.layers.balance_loss`).
+    Its forward returns two values: the residual, and what the routers' losses need of this rank's own tokens, [2, E],
+    or [3, E] for a mixture `with_squares` (`dslpar.layers.balance_loss`).
     """
 
     def __init__(self, groups: Groups, hidden_size: int, num_heads: int, *, mixture: Mixture, **block: Any) -> None:
@@ -174,8 +211,9 @@ class MixtureBlock(Block):
         return torch.cat([y for y, _ in found], 1), torch.stack([sums for _, sums in found]).sum(0)
 
     def _add_mixture(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
-        y, routing = cast("Mixture", self.mlp).run(self.norm2(x, shared), shared)
-        return x + self.dropout(y), routing.sums
+        mixture = cast("Mixture", self.mlp)
+        y, routing = mixture.run(self.norm2(x, shared), shared)
+        return x + self.dropout(y), routing.sums(mixture.with_squares)
 
 
 _SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -233,8 +233,8 @@ class _Dry:
         config = None if isinstance(model, Model) else model.transformers
         hidden: Any = model.hidden_size if config is None else config.size("hidden")  # type: ignore[union-attr]
         stored = placement.residual(self.mesh.tensor, job.batch.micro_size, job.seq_len, hidden)
-        # A load-balancing loss needs the sums of all routers, which travel with the residual.
-        sums: Forms = [(torch.float32, (2, model.num_experts or 0))] if model.is_balanced else []
+        # A loss of the routers needs the sums of all of them, which travel with the residual.
+        sums: Forms = [] if model.router_sums is None else [(torch.float32, model.router_sums)]
         return [(DTYPES[job.spec.precision.dtype], stored.local_shape), *sums]
 
     def _compare(self, each: StageClass, runs: Mapping[int, StageRun]) -> None:

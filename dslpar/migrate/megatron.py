@@ -329,6 +329,25 @@ def shared_experts(value: float, view: View, row: Row) -> Outcome:
     return changed(row.to, int(value) // each, f"{value:g} features / {each} of one expert")
 
 
+@number
+def z_loss(value: float, view: View, row: Row) -> Outcome:
+    """Convert the coefficient of the z-loss, which Megatron-LM adds for each layer; dslpar's is a mean over layers."""
+    if _num_experts(view) is None or value == 0:
+        return dropped("0 is off" if value == 0 else "without num_experts it has no effect")
+    layers = view.any_of("num_layers", "encoder_num_layers")
+    if type(layers) is not int or view.get("moe_layer_freq", 1) != 1:
+        return needed("choose Megatron-LM's coefficient times the number of blocks with experts", row.to)
+    return changed(row.to, value * layers, f"{value:g} * {layers} layers: dslpar's z-loss is a mean over layers")
+
+
+def expert_bias(value: object, view: View, row: Row) -> Outcome:
+    """Convert the bias that balances experts to the step by which it moves."""
+    if _num_experts(view) is None or value is not True:
+        return dropped("off" if value is not True else "without num_experts it has no effect")
+    rate = view.get("moe_router_bias_update_rate", 1e-3)
+    return changed(row.to, rate, "the step of the bias, moe_router_bias_update_rate")
+
+
 def blocks_with_experts(value: object, view: View, row: Row) -> Outcome:
     """Convert which blocks have experts: the last of so many in Megatron-DeepSpeed, the first in Megatron-LM."""
     if _num_experts(view) is None:

@@ -67,7 +67,7 @@ class Balance(NamedTuple):
 
     def zeros(self, device: torch.device) -> Tensor:
         """Return the sums before the first block, [2, E]."""
-        return no_sums(self.num_experts, device)
+        return no_sums((2, self.num_experts), device)
 
     def loss(self, groups: Groups, sums: Tensor) -> Tensor:
         """Return this data rank's share of the loss, without the coefficient (see `layers.balance_loss`)."""

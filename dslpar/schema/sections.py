@@ -269,6 +269,11 @@ class Model:
         """Return whether the loss includes the load-balancing loss of mixtures of experts."""
         return False
 
+    @property
+    def router_sums(self) -> tuple[int, int] | None:
+        """Shape of the routers' sums that layers pass on beside the residual; None: there are none."""
+        return None
+
 
 @section
 class Experts:
@@ -310,6 +315,15 @@ class Experts:
         synonyms="router_aux_loss_coef moe_aux_loss_coeff moe_loss_coeff aux_loss_coef",
     )
     """Coefficient of the load-balancing loss, which is added to the cross-entropy; 0: no such loss."""
+    z_loss: NonNegativeFloat = key(
+        default=0.0, resume="reported", synonyms="moe_z_loss_coeff router_z_loss_coef z_loss_coef moe_zloss_weight"
+    )
+    """Coefficient of the mean square of the routers' log-sum-exp, which keeps logits small; 0: no such loss."""
+    bias_update: NonNegativeFloat = key(
+        default=0.0, resume="reported", synonyms="moe_router_bias_update_rate aux_loss_free_bias_update_rate"
+    )
+    """Step of a bias that is added to the scores when experts are chosen, and not to their weights: after each step it
+    rises for experts with fewer tokens than the mean, and falls for the others (DeepSeek-V3); 0: there is no bias."""
 
 
 class TokenModel(Model):
@@ -426,6 +440,11 @@ class OtherModel:
     def is_balanced(self) -> bool:
         """Return whether the config of a transformers model enables the load-balancing loss of its experts."""
         return bool(self.num_experts and self.transformers and self.transformers.values.get("output_router_logits"))
+
+    @property
+    def router_sums(self) -> tuple[int, int] | None:
+        """Shape of the routers' sums that layers pass on beside the residual; None: there are none."""
+        return (2, self.num_experts or 0) if self.is_balanced else None
 
 
 @section

@@ -43,6 +43,7 @@ _LATENT |= {"v_head_dim": 32, "num_key_value_heads": HEADS, "first_k_dense_repla
 _STAGES = {"embed_dim": 192, "num_heads": [12, 24, 48, 96], "num_labels": 1000}
 _NO_SIZES: Mapping[str, Any] = {}
 
+_SIGMOID = {"num": 16, "router": "sigmoid", "ffn_hidden_size": 768, "balance": 0.0, "z_loss": 0.01, "bias_update": 0.1}
 _OF_LLAMA = {"num_kv_heads": KV_HEADS, "norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "bias": False}
 
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -52,7 +53,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         _OF_LLAMA,
     ),
     "GPT, experts": ("GPT", {"experts": {"num": 16, "top_k": 4, "ffn_hidden_size": 768, "shared": 1, "every": 2}}),
-    "GPT, sigmoid": ("GPT", _OF_LLAMA | {"experts": {"num": 16, "router": "sigmoid", "ffn_hidden_size": 768}}),
+    "GPT, sigmoid": ("GPT", _OF_LLAMA | {"experts": _SIGMOID}),
     "one key head": ("GPT", {"num_kv_heads": 1, "positions": "rotary"}),
     "ResMLP": ("ResMLP", _NO_SIZES),
     "MoCo": ("MoCo", _NO_SIZES),

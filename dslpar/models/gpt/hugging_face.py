@@ -162,11 +162,11 @@ def shown(value: object) -> str:
 def differences(model: GPT, config: Config, path: str = "config.json") -> dict[str, tuple[object, object]]:
     """Return {field: (GPT's value, config.json's value)} for differing fields. Raises: DslparError: as `fields_of`."""
     found = fields_of(config, path)
-    # The balance loss is no property of weights.
+    # The losses of routers are no property of weights.
     own_experts, of_config = model.experts, found.setdefault("experts", None)
     if own_experts is not None and of_config is not None:
         own_experts = replace(own_experts, ffn_hidden_size=model.expert_ffn_size)
-        found["experts"] = replace(of_config, balance=own_experts.balance)
+        found["experts"] = replace(of_config, balance=own_experts.balance, z_loss=own_experts.z_loss)
     # Not the fields left out here whose value in config.json follows from other fields: they differ only if those do.
     follows = {"num_kv_heads": found["num_heads"], "ffn_hidden_size": 4 * found["hidden_size"], "experts": None}
     found = {name: value for name, value in found.items() if getattr(model, name) is not None or follows[name] != value}
@@ -378,7 +378,7 @@ _KINDS["MixtralForCausalLM"] = _KINDS["LlamaForCausalLM"]._replace(
     config=_mixtral_config,
     fields=_mixtral_fields,
     refused=_mixtral_refused,
-    experts={"shared": (0,), "every": (1,), "router": ("softmax",), "renormalize": (True,)},
+    experts={"shared": (0,), "every": (1,), "router": ("softmax",), "renormalize": (True,), "bias_update": (0.0,)},
     parameters={
         "mlp.router": "mlp.gate.weight",
         "mlp.up": "mlp.experts.gate_up_proj",

@@ -83,7 +83,7 @@ class GPT(section.GPT, LayeredModel):
             LayerSpec(name="norm", build=partial(self._form.make_norm, groups, self.hidden_size, self.layernorm_eps)),
             head,
         ]
-        forwards, run_block = self._forwards, partial(_run_block, int(self.is_balanced))
+        forwards, run_block = self._forwards, partial(_run_block, int(self.router_sums is not None))
         specs = [replace(spec, forward=forwards.get(spec.name, run_block), skips_init=True) for spec in specs]
         if self.pretrained is None:
             return specs
@@ -102,10 +102,21 @@ class GPT(section.GPT, LayeredModel):
         return self.is_balanced
 
     def for_inference(self) -> LayeredModel:
-        """Return the model without the load-balancing loss, whose output is the logits alone."""
-        if self.experts is None or not self.is_balanced:
+        """Return the model without losses of its routers, whose output is the logits alone."""
+        if self.experts is None or self.router_sums is None:
             return self
-        return replace(self, experts=replace(self.experts, balance=0.0))
+        return replace(self, experts=replace(self.experts, balance=0.0, z_loss=0.0))
+
+    @property
+    def changes_after_step(self) -> bool:
+        """Return whether routers have a bias, which moves after each step."""
+        return self.experts is not None and self.experts.bias_update > 0
+
+    def after_step(self, module: nn.Module, progress: float) -> None:
+        """Move the biases of all routers towards an even load of their experts."""
+        for part in module.modules():
+            if self.experts is not None and isinstance(part, Mixture):
+                part.update_bias(self.experts.bias_update)
 
     def loss(self, groups: Groups) -> Loss:
         """Return the mean cross-entropy over counted tokens as a function of (logits [batch, sequence, V], labels).
@@ -122,10 +133,13 @@ class GPT(section.GPT, LayeredModel):
         return self._with_balance(groups, loss)
 
     def _with_balance(self, groups: Groups, loss: Loss) -> Loss:
-        """Return a loss of the logits, with the load-balancing loss added if the config has one."""
-        if self.experts is None or not self.is_balanced:
+        """Return a loss of the logits, with the losses of routers added if the config has them."""
+        experts = self.experts
+        if experts is None or self.router_sums is None:
             return loss
-        return BalancedLoss(groups, loss, coefficient=self.experts.balance, top_k=self.experts.top_k)
+        return BalancedLoss(
+            groups, loss, coefficient=experts.balance, top_k=experts.top_k, z_coefficient=experts.z_loss
+        )
 
     def whole_output(self, groups: Groups, output: Any) -> Any:
         """Return the logits [batch, sequence, vocab_size], whole on every rank."""
@@ -170,6 +184,8 @@ class GPT(section.GPT, LayeredModel):
             top_k=experts.top_k,
             router=cast("Router", experts.router),
             renormalize=experts.renormalize,
+            with_bias=experts.bias_update > 0,
+            with_squares=experts.z_loss > 0,
             activation=cast("Activation", self.activation),
             shared_ffn_hidden_size=experts.shared * self.expert_ffn_size or None,
             init=normal(self.init_std),
@@ -193,9 +209,9 @@ class GPT(section.GPT, LayeredModel):
     @property
     def _forwards(self) -> Mapping[str, Callable[[nn.Module, Any], Any]]:
         """Forwards of all layers but blocks, by name."""
-        num_sums = int(self.is_balanced)
+        num_sums = int(self.router_sums is not None)
         return {
-            "embedding.tokens": partial(_look_up, self.num_experts or 0) if num_sums else _run_alone,
+            "embedding.tokens": partial(_look_up, self.router_sums) if self.router_sums is not None else _run_alone,
             "embedding.dropout": _run_alone,
             "embedding.positions": partial(_run_positions, num_sums),
             "norm": partial(_run_after_blocks, num_sums),
@@ -204,8 +220,8 @@ class GPT(section.GPT, LayeredModel):
 
 
 Value = Tensor | tuple[Tensor, ...]
-"""Values between layers: ids, then the residual; beside it the routers' sums [2, E] if the model has a load-balancing
-loss; and then, for packed samples, the documents' mask (see `Attention`). `num_sums` below is 1 or 0."""
+"""Values between layers: ids, then the residual; beside it the routers' sums (`router_sums`) if the model has losses
+of them; and then, for packed samples, the documents' mask (see `Attention`). `num_sums` below is 1 or 0."""
 
 
 def _unpack(value: Value) -> tuple[Tensor, list[Tensor]]:
@@ -217,10 +233,10 @@ def _pack(first: Tensor, *others: Tensor) -> Value:
     return (first, *others) if others else first
 
 
-def _look_up(num_experts: int, module: nn.Module, value: Value) -> Value:
+def _look_up(sums: tuple[int, int], module: nn.Module, value: Value) -> Value:
     """Look up ids, and begin the routers' sums."""
     ids, mask = _unpack(value)
-    return _pack(module(ids), no_sums(num_experts, ids.device), *mask)
+    return _pack(module(ids), no_sums(sums, ids.device), *mask)
 
 
 def _run_alone(module: nn.Module, value: Value) -> Value:

@@ -112,6 +112,13 @@ class GPT(TokenModel):
         """Return whether the loss includes a load-balancing loss."""
         return self.experts is not None and self.experts.balance > 0 and self.experts.every <= self.num_layers
 
+    @property
+    def router_sums(self) -> tuple[int, int] | None:
+        experts = self.experts
+        if experts is None or experts.every > self.num_layers or not (experts.balance or experts.z_loss):
+            return None
+        return 3 if experts.z_loss else 2, experts.num
+
     def has_mixture(self, block: int) -> bool:
         """Return whether a block, from 0, has a mixture of experts in place of an MLP."""
         return self.experts is not None and (block + 1) % self.experts.every == 0

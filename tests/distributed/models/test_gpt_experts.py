@@ -18,7 +18,7 @@ from dslpar.costs import memory, traffic
 from dslpar.costs.model_costs import function_of
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Mixture, MixtureBlock, initialize, normal, placement
-from dslpar.layers.balance_loss import router_sums, sums_of_choices
+from dslpar.layers.balance_loss import balance_loss, router_sums, squares_of_logits, sums_of_choices, z_loss
 from dslpar.layers.block import ACTIVATIONS
 from dslpar.layout.stages import EvenWeights
 from dslpar.models.gpt import costs, layout, section
@@ -133,6 +133,56 @@ def built(gpt: section.GPT, mesh: Mesh, rank: int) -> LayeredModule:
 
 def model_of(gpt: section.GPT) -> GPT:
     return GPT(**{item.name: getattr(gpt, item.name) for item in fields(gpt)})
+
+
+# ---- losses of routers, and their bias ----
+
+
+def test_the_z_loss_is_the_mean_square_of_the_log_sum_exp() -> None:
+    groups = Groups(Mesh())
+    logits = torch.randn(2, 7, EXPERTS, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    sums = sum(torch.cat([router_sums(each, TOP_K), squares_of_logits(each)]) for each in logits)  # of two mixtures
+    expected = logits.logsumexp(-1).square().mean()
+    torch.testing.assert_close(z_loss(groups, sums, TOP_K), expected, rtol=1e-12, atol=0)  # type: ignore[arg-type]
+
+
+def test_both_losses_are_added() -> None:
+    groups, ids = Groups(Mesh()), torch.randint(48, (2, SEQUENCE), generator=torch.Generator().manual_seed(5))
+    experts = Experts(num=4, balance=0.5, z_loss=0.25)
+    model = GPT(**SIZES, experts=experts)
+    logits, sums = build_module(model, groups, seed=1)(ids)
+    assert sums.shape == (3, 4)
+    found = model.loss(groups)((logits, sums), ids)
+    alone = model.for_inference().loss(groups)(logits, ids)
+    expected = alone + 0.5 * balance_loss(groups, sums[:2], 2) + 0.25 * z_loss(groups, sums, 2)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    without = GPT(**SIZES, experts=replace(experts, balance=0.0, z_loss=0.0))
+    torch.testing.assert_close(build_module(without, groups, seed=1)(ids), logits, rtol=0, atol=0)
+
+
+def test_a_bias_moves_towards_an_even_load_and_changes_no_weight() -> None:
+    groups = Groups(Mesh())
+    mixture = Mixture(groups, HIDDEN, FFN, num_experts=EXPERTS, top_k=TOP_K, with_bias=True)
+    initialize(mixture, groups, seed=1)
+    x = torch.randn(40, HIDDEN, generator=torch.Generator().manual_seed(3)) + 0.5
+    _, before = mixture.run(x)
+    load = torch.bincount(before.experts.flatten(), minlength=EXPERTS).double()
+    mixture.update_bias(0.5)
+    assert mixture.bias is not None
+    assert torch.equal(mixture.bias.double(), 0.5 * (load.mean() - load).sign())
+    _, after = mixture.run(x)
+    assert torch.equal(after.scores, before.scores)
+    assert not torch.equal(after.experts, before.experts)
+    chosen = after.scores.gather(1, after.experts)
+    torch.testing.assert_close(after.weights, chosen / chosen.sum(1, keepdim=True))
+    moved = mixture.bias.clone()
+    mixture.eval().run(x)
+    mixture.update_bias(0.5)
+    assert not torch.equal(mixture.bias, moved), "the tokens of the second forward count, those of evaluation do not"
+    mixture.update_bias(0.5)
+    mixture.bfloat16()
+    assert mixture.bias.dtype is torch.float32
+    assert "bias" in mixture.state_dict()
 
 
 # ---- costs of one mixture ----

@@ -257,12 +257,12 @@ def test_expert_parallelism_of_megatron_lm_becomes_the_ranks_that_hold_all_exper
 def test_what_of_a_mixture_has_a_counterpart_and_what_needs_its_author() -> None:
     more = "--moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-router-load-balancing-type none "
     more += "--moe-aux-loss-coeff 1e-2 --num-experts 8 --moe-router-topk 2 --moe-expert-capacity-factor 1.5 "
-    more += "--moe-layer-freq 2 --moe-router-enable-expert-bias "
+    more += "--moe-layer-freq 2 --moe-router-num-groups 2 "
     told = fates(made_of(MIXTURE.format(tensor=1, expert=1, more=more), "run.sh"))
     dropped = ("--expert-model-parallel-size", "--moe-grouped-gemm", "--moe-token-dispatcher-type")
     assert {told[key][0] for key in (*dropped, "--moe-router-load-balancing-type")} == {"dropped"}
     needed = ("--num-experts", "--moe-layer-freq", "--moe-aux-loss-coeff", "--moe-expert-capacity-factor")
-    assert {told[key][0] for key in (*needed, "--moe-router-enable-expert-bias")} == {"needed"}
+    assert {told[key][0] for key in (*needed, "--moe-router-num-groups")} == {"needed"}
 
 
 MIXTRAL = """--disable-bias-linear --swiglu --normalization RMSNorm --position-embedding-type rope --num-experts 8 \\
@@ -277,6 +277,13 @@ MIXTRAL = """--disable-bias-linear --swiglu --normalization RMSNorm --position-e
         (
             "--moe-router-score-function sigmoid --moe-ffn-hidden-size 32 --moe-shared-expert-intermediate-size 64",
             {"num": 8, "balance": 0.0, "top_k": 3, "ffn_hidden_size": 32, "shared": 2, "router": "sigmoid"},
+        ),
+        ("--moe-z-loss-coeff 0.25", {"num": 8, "balance": 0.0, "top_k": 3, "z_loss": 0.5}),
+        ("--moe-z-loss-coeff 0 --moe-router-bias-update-rate 0.5", {"num": 8, "balance": 0.0, "top_k": 3}),
+        ("--moe-router-enable-expert-bias", {"num": 8, "balance": 0.0, "top_k": 3, "bias_update": 0.001}),
+        (
+            "--moe-router-enable-expert-bias --moe-router-bias-update-rate 0.5",
+            {"num": 8, "balance": 0.0, "top_k": 3, "bias_update": 0.5},
         ),
         ("--moe-layer-freq 1", {"num": 8, "balance": 0.0, "top_k": 3}),
     ],
