@@ -38,6 +38,7 @@ from dslpar.layers import (
     LayerNorm,
     Linear,
     Mixture,
+    MixtureBlock,
     PatchEmbedding,
     PositionEmbedding,
     RMSNorm,
@@ -190,6 +191,26 @@ def encoder_layer() -> nn.Module:
     return nn.TransformerEncoderLayer(H, A, F, 0.0, "gelu", layer_norm_eps=1e-3, batch_first=True, norm_first=True)
 
 
+class EncoderLayerOfExperts(nn.TransformerEncoderLayer):
+    """torch's encoder layer with experts in place of its two linears."""
+
+    def __init__(self) -> None:
+        super().__init__(H, A, F, 0.0, "gelu", layer_norm_eps=1e-3, batch_first=True, norm_first=True)
+        self.experts = Experts()
+        del self.linear1, self.linear2
+
+    def _ff_block(self, x: Tensor) -> Tensor:
+        y: Tensor = self.experts(x)
+        return y
+
+
+class ResidualAlone(MixtureBlock):
+    """The block without the sums for the load-balancing loss."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        return super().forward(x, mask)[0]
+
+
 ATTENTION = {
     "qkv.weight": "attention.in_proj_weight", "qkv.bias": "attention.in_proj_bias",
     "out.weight": "attention.out_proj.weight", "out.bias": "attention.out_proj.bias",
@@ -275,6 +296,12 @@ ROWS: dict[str, Row] = {
     "Mixture": Row(lambda g: Mixture(g, H, F, num_experts=3), Experts, {"router": "router.weight"}),
     "Block": Row(
         lambda g: Block(g, H, A, form=Form(causal=False), ffn_hidden_size=F, eps=1e-3), encoder_layer, ENCODER
+    ),
+    "MixtureBlock": Row(
+        lambda g: ResidualAlone(g, H, A, form=Form(causal=False), mixture=Mixture(g, H, F, num_experts=3), eps=1e-3),
+        EncoderLayerOfExperts,
+        {name: of for name, of in ENCODER.items() if not name.startswith("mlp")}
+        | {"mlp.router": "experts.router.weight", "mlp.up": "experts.up", "mlp.down": "experts.down"},
     ),
     "Dropout of nothing": Row(lambda g: Dropout(g, 0.0), lambda: nn.Dropout(0.0)),
     "Dropout of all": Row(lambda g: Dropout(g, 1.0), lambda: nn.Dropout(1.0)),

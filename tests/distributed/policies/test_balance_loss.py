@@ -108,6 +108,7 @@ def test_what_is_recomputed_counts_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 CHAIN, SUMS = "dslpar.policies.chain", "dslpar.policies.balance_loss"
+LOSS = "dslpar.models.balanced_loss"
 SPLIT = "dslpar.layers.distinct_tokens"
 MISTAKES = [
     ("all-ranks-count-one-part", SPLIT, "DistinctTokens.part", "self._index * most", "0 * most"),
@@ -115,7 +116,7 @@ MISTAKES = [
     ("last-mixture-alone", CHAIN, "Chain.run_block", "sum(sums, state[ROUTING])", "sums[-1] + 0 * state[ROUTING]"),
     # Counting every mixture twice would change nothing, since f and P are divided by the number of choices.
     ("a-mixture-twice", CHAIN, "Chain.run_block", "sum(sums, state", "sum((1 + block) * sums, state"),
-    ("without-coefficient", SUMS, "BalancedLoss.__call__", "self.balance.coefficient * ", "0.5 * "),
+    ("without-coefficient", LOSS, "BalancedLoss.__call__", "self.coefficient * ", "0.5 * "),
 ]  # fmt: skip
 
 

@@ -304,14 +304,34 @@ def _gpt(rng: Random, layout: Layout) -> Sections:
     if rng.random() < 0.25:
         made["num_kv_heads"] = heads // 2
     # A folder of weights belongs to a machine, and lint may run on another one.
-    options = _fields(rng, section.GPT, 5, without=(*_GPT, "pretrained"))
+    options = _fields(rng, section.GPT, 5, without=(*_GPT, "pretrained", "experts"))
     fit = _fitted(section.GPT(**made, **options), cuboid)
     made |= fit
     if rng.random() < 0.25:
         made["ffn_hidden_size"] = made["hidden_size"] * rng.choice((1, 2))
         by = divisors.common(divisors.inner_features(made["ffn_hidden_size"], cuboid))
         made["ffn_hidden_size"] = -(-made["ffn_hidden_size"] // by) * by
+    if rng.random() < 0.2:
+        made["experts"] = _experts(rng, made["num_layers"], cuboid)
     return {"type": rng.choice(("GPT", "GPT", "dslpar.models.GPT"))} | _renamed(rng, made | options)
+
+
+def _experts(rng: Random, num_layers: int, cuboid: Any) -> Sections:
+    """Return a mixture of experts, whose shared experts this cuboid divides."""
+    num, by = rng.choice((3, 4, 8)), divisors.common(divisors.inner_features(1, cuboid))
+    made: Sections = {"num": num, "ffn_hidden_size": by * rng.choice((2, 4))}
+    if rng.random() < 0.5:
+        made["top_k"] = rng.randint(2, num)
+    options: Sections = {
+        "shared": rng.choice((1, 2)),
+        "every": rng.randint(1, min(2, num_layers)),
+        "router": rng.choice(("softmax", "sigmoid")),
+        "renormalize": rng.random() < 0.5,
+        "balance": rng.choice((0.0, 0.02)),
+        "z_loss": rng.choice((0.0, 0.001)),
+        "bias_update": rng.choice((0.0, 0.001)),
+    }
+    return made | {name: value for name, value in options.items() if rng.random() < 0.4}
 
 
 def _fitted(model: section.GPT, cuboid: Any) -> Sections:
