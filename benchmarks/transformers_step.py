@@ -6,7 +6,7 @@ Llama in `1d` are compared with transformers' own tensor parallelism (`from_pret
 
 Four blocks, hidden size 256, micro-batches of 4 samples of 64 tokens, fp32: forward, loss, backward, and a step of SGD.
 Both sides read the same folder, and must give the same losses over some steps before anything is timed. Targets are for
-the median.
+the median. Mixtral has 8 experts of 256 features, two per token.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,7 @@ STEPS = 3
 """Steps per turn."""
 PROCESSES = 5
 """Number of times that each side starts anew."""
+MIXTRAL = "MixtralForCausalLM"
 CONFIGS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": dict(
         hidden_size=HIDDEN,
@@ -53,22 +55,39 @@ CONFIGS: dict[str, dict[str, Any]] = {
         eos_token_id=1,
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     ),
+    MIXTRAL: dict(
+        hidden_size=HIDDEN,
+        intermediate_size=HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        num_local_experts=8,
+        vocab_size=VOCAB,
+        max_position_embeddings=SEQUENCE,
+        pad_token_id=None,
+    ),
 }
 
 Step = Callable[[], float]
 
 
 def ratios() -> Iterator[Ratio]:
-    """Measure each class in one process, and Llama on two ranks."""
+    """Measure each class in one process, Mixtral also as dslpar's own mixture, and Llama on two ranks."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     for name in CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
             _in_child(_save, name, folder)
             found = compare(name, folder, 1, theirs)
+            target = 1.05 if name == MIXTRAL else 1.03
             yield ratio(
-                f"{name}: policy / transformers, one process, CPU", [cpu for cpu, _ in found], 1.03, strict=True
+                f"{name}: policy / transformers, one process, CPU", [cpu for cpu, _ in found], target, strict=True
             )
+            if name == MIXTRAL:
+                for what, build in (("policy, tokens sent", sent), ("GPT with experts", gpt)):
+                    found = compare(name, folder, 1, theirs, build)
+                    label = f"{name}: {what} / transformers, one process, CPU"
+                    yield ratio(label, [cpu for cpu, _ in found], target, strict=True)
             if name == "LlamaForCausalLM":
                 found = compare(name, folder, 2, of_their_tp)
                 yield ratio(
@@ -82,17 +101,20 @@ def ratios() -> Iterator[Ratio]:
 Build = Callable[[str, str], Step]
 
 
-def compare(name: str, folder: str, world: int, reference: Build) -> list[Costs]:
+def compare(name: str, folder: str, world: int, reference: Build, own: Build | None = None) -> list[Costs]:
     """Return the ratios of turns, CPU and wall, after checking that both take the same steps.
+
+    `own` builds dslpar's side; None: `ours`.
 
     The memory addresses of a process make all its steps some percent faster or slower, so each side runs several times.
     """
-    with side(partial(check_same, name, folder, reference), world):
+    own = own or ours
+    with side(partial(check_same, name, folder, reference, own), world):
         pass
     found: list[Costs] = []
     for _ in range(PROCESSES):
         with (
-            side(partial(ours, name, folder), world, STEPS) as of_ours,
+            side(partial(own, name, folder), world, STEPS) as of_ours,
             side(partial(reference, name, folder), world, STEPS) as of_theirs,
         ):
             found += in_turns(with_wall(of_ours), with_wall(of_theirs), pairs=15)
@@ -110,9 +132,9 @@ def with_wall(run: Callable[[], Costs]) -> Callable[[], Costs]:
     return timed
 
 
-def check_same(name: str, folder: str, reference: Build) -> Step:
+def check_same(name: str, folder: str, reference: Build, own: Build) -> Step:
     """Return a step that checks the losses of three steps; fp32 sums in other orders differ by some 1e-7."""
-    losses = [[step() for _ in range(3)] for step in (ours(name, folder), reference(name, folder))]
+    losses = [[step() for _ in range(3)] for step in (own(name, folder), reference(name, folder))]
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-5, atol=0)
     assert len(set(losses[0])) == 3, "no step was taken"
     return lambda: 0.0
@@ -137,15 +159,33 @@ def _save(name: str, folder: str) -> None:
 # The sides ------------------------------------------------------------------------------------------------------
 
 
-def ours(name: str, folder: str) -> Step:
+def ours(name: str, folder: str, exchanges_tokens: bool = False) -> Step:
     """Build the model by policy, on all ranks."""
     import transformers
 
     from dslpar.policies.model import HuggingFaceModel
 
     world = torch.distributed.get_world_size()
-    groups = Groups(Mesh(tensor=mesh.TensorMesh(y=world, mode="1d") if world > 1 else mesh.TensorMesh()))
+    tensor = mesh.TensorMesh(y=world, mode="1d") if world > 1 else mesh.TensorMesh()
+    groups = Groups(Mesh(tensor=replace(tensor, exchanges_tokens=exchanges_tokens)))
     model = HuggingFaceModel(getattr(transformers, name), pretrained=folder)
+    module, loss = build_module(model, groups, seed=1), model.loss(groups)
+    return training(module, lambda ids, labels: loss(module(ids), labels))
+
+
+def sent(name: str, folder: str) -> Step:
+    """Build a mixture by policy that sends tokens to their experts, as with `parallel.expert`."""
+    return ours(name, folder, exchanges_tokens=True)
+
+
+def gpt(name: str, folder: str) -> Step:
+    """Build a Mixtral as a GPT with experts, from the same folder."""
+    from dslpar.models.gpt import hugging_face
+    from dslpar.models.gpt.model import GPT
+    from dslpar.models.pretrained import read_config
+
+    groups = Groups(Mesh(tensor=mesh.TensorMesh(exchanges_tokens=True)))
+    model = GPT(**hugging_face.fields_of(read_config(folder)), pretrained=folder)
     module, loss = build_module(model, groups, seed=1), model.loss(groups)
     return training(module, lambda ids, labels: loss(module(ids), labels))
 

@@ -61,6 +61,10 @@ def router_sums(logits: Tensor, top_k: int, counted: Tensor | None = None) -> Te
     return torch.stack([choices.sum(0), probabilities.sum(0)])
 
 
+LEAST = 1e-20
+"""Least sum that scores are divided by: all sigmoids of a token may be 0. DeepSeek-V3 adds this number."""
+
+
 def sums_of_choices(experts: Tensor, scores: Tensor) -> Tensor:
     """Return what `router_sums` does, [2, E], of choices that are already made.
 
@@ -69,7 +73,8 @@ def sums_of_choices(experts: Tensor, scores: Tensor) -> Tensor:
     with the scores of a sigmoid.
     """
     choices = torch.zeros_like(scores).scatter(-1, experts, 1.0)
-    return torch.stack([choices.sum(0), (scores / scores.sum(-1, keepdim=True)).sum(0)])
+    total = scores.sum(-1, keepdim=True).clamp(min=LEAST)
+    return torch.stack([choices.sum(0), (scores / total).sum(0)])
 
 
 def squares_of_logits(logits: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
-from dslpar.layers.balance_loss import squares_of_logits, sums_of_choices
+from dslpar.layers.balance_loss import LEAST, squares_of_logits, sums_of_choices
 from dslpar.layers.block import ACTIVATIONS, MLP, Activation, Block
 from dslpar.layers.distinct_tokens import DistinctTokens
 from dslpar.layers.expert_load import ExpertLoad
@@ -162,7 +162,7 @@ class Mixture(Layer):
         experts = by.argsort(dim=-1, descending=True, stable=True)[:, : self.top_k]
         weights = scores.gather(-1, experts)  # not a view of all scores, which autograd would keep
         if self.renormalize:
-            weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=LEAST)
         return Routing(experts, weights, scores, logits)
 
     @torch.no_grad()

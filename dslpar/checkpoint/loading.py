@@ -147,6 +147,7 @@ def _restore_train_state(
     train_state.restore(engine, values, own_state["schedule"] if own_state else None)
     # Random states come last: building and filling the engine has drawn random numbers.
     if own_state:
-        rank_state.restore(engine, own_state)
+        if lost := rank_state.restore(engine, own_state):
+            log.warning("%s has buffers %s, which the model does not have: they are left out", path, ", ".join(lost))
     elif missing := rank_state.restore_buffers(engine.module, engine.groups.coord, checkpoint):
         log.warning("%s has no buffers %s of this shape: they keep their initial values", path, ", ".join(missing))

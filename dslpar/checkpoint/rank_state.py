@@ -35,10 +35,14 @@ def collect(engine: Engine) -> dict[str, Any]:
     }
 
 
-def restore(engine: Engine, state: Mapping[str, Any]) -> None:
-    """Restore this rank's buffers and random states; `state` is what the same rank saved in the same layout."""
-    _set_buffers(engine.module, state["buffers"])
+def restore(engine: Engine, state: Mapping[str, Any]) -> list[str]:
+    """Restore this rank's buffers and random states; `state` is what the same rank saved in the same layout.
+
+    Return the names of saved buffers that the model does not have, or has in another shape.
+    """
+    lost = state["buffers"].keys() - _set_buffers(engine.module, state["buffers"])
     _set_random_states(state["random"], engine.deepspeed.device)
+    return sorted(lost)
 
 
 def restore_buffers(module: nn.Module, coord: Mapping[str, int], checkpoint: Checkpoint) -> list[str]:

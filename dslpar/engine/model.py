@@ -164,8 +164,8 @@ class CustomModel(LayeredModel):
 
     @property
     def takes_statistics(self) -> bool:  # type: ignore[override]
-        """True if the model's own loss takes statistics of each global micro-batch."""
-        return self.criterion is None and self.model.takes_statistics
+        """True if the loss, or what the model adds to the criterion, takes statistics of each global micro-batch."""
+        return self.model.takes_statistics and (self.criterion is None or self.model.completes_criteria)
 
     @property
     def built_everywhere(self) -> bool:  # type: ignore[override]
@@ -199,8 +199,12 @@ def loss_of(criterion: Callable[[Any, Any], Any], model: LayeredModel, groups: G
 
     A bf16 loss has 8 significant bits, so a mean of such losses would depend on the layout.
     """
-    # A lambda, never the criterion itself: DeepSpeed's pipeline would register an nn.Module as part of the model.
-    return lambda output, label: criterion(model.whole_output(groups, to_fp32(output)), label)
+
+    # A function, never the criterion itself: DeepSpeed's pipeline would register an nn.Module as part of the model.
+    def loss(output: Any, label: Any) -> Any:
+        return criterion(model.whole_output(groups, to_fp32(output)), label)
+
+    return model.complete_criterion(groups, loss)
 
 
 def check_criterion(criterion: object, path: str) -> None:

@@ -245,7 +245,7 @@ class _Series:
         parts = self._part_times(costs, timed)
         if index == known:
             return least_s(parts, layers, schedule)
-        if costs.is_traced:
+        if costs.units:
             return 0.0  # each unit's share of the whole changes with the micro-batch
         if fastest.split:
             parts = parts._replace(layer=parts.layer._replace(idle=0.0))  # the ratio depends on the micro-batch size

@@ -243,8 +243,8 @@ class Tensor:
                 raise UnknownValueError("parallel.context.ulysses_size")
         heads, own_experts = UNKNOWN_HEADS, False
         with suppress(UnknownValueError):  # the cuboid's sizes are known without a model
-            model = self._spec.model
-            heads, own_experts = heads_of(model), with_experts(mesh.TensorMesh(), model, None).exchanges_tokens
+            heads = heads_of(self._spec.model)
+            own_experts = with_experts(mesh.TensorMesh(), self._spec.model, None).exchanges_tokens
         cuboid = cuboid_of(tensor, context, heads)
         exchanges_tokens = self._spec.parallel.expert is not None or own_experts
         return replace(cuboid, exchanges_tokens=True) if exchanges_tokens else cuboid

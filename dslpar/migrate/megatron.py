@@ -271,15 +271,12 @@ def unless_default(value: object, view: View, row: Row) -> Outcome:
 def of_mixture(value: object, view: View, row: Row) -> Outcome:
     """Drop a setting of experts if the model has none.
 
-    With the argument "converted" the value is kept, "on ..." is that of the conversion `on`, and without an argument
-    only Megatron-LM's default is dropped.
+    With the argument "converted" the value is kept, and without an argument only Megatron-LM's default is dropped.
     """
     if _num_experts(view) is None:
         return dropped("without num_experts it has no effect")
     if row.argument == "converted":
         return row.as_is(value)
-    if row.argument.startswith("on "):
-        return on(value, view, row._replace(argument=row.argument.removeprefix("on ")))
     return unless_default(value, view, row)
 
 
@@ -290,15 +287,18 @@ def _num_experts(view: View) -> object | None:
     return None if found in (None, 1) else found
 
 
-_OF_MEGATRON_DEEPSPEED = ("expert_interval", "topk", "mlp_type", "disable_moe_token_dropping", "moe_loss_coeff")
-"""Arguments of experts that only Megatron-DeepSpeed has."""
+def _of_megatron_deepspeed(view: View) -> bool:
+    """Return whether an argument is one that Megatron-DeepSpeed has, and Megatron-LM not."""
+    known = known_arguments()
+    places = (known[name].place for key in view.values if (name := "--" + key.replace("_", "-")) in known)
+    return any(place.startswith("Megatron-DeepSpeed") for place in places)
 
 
 def number_of_experts(value: object, view: View, row: Row) -> Outcome:
     """Convert the number of experts. Megatron-LM's load-balancing loss is off unless its coefficient is given.
 
     Megatron-DeepSpeed's mixtures have other defaults: one expert per token, whose score is not divided by itself, in
-    every second block; and they drop tokens.
+    every second block; they drop tokens, and their load-balancing loss is on.
     """
     number = _num_experts(view)
     if number is None:
@@ -308,14 +308,43 @@ def number_of_experts(value: object, view: View, row: Row) -> Outcome:
     if view.value("disable_bias_linear") is not True:
         return needed("dslpar's experts have no biases: choose --disable-bias-linear", row.to)
     also: dict[str, object] = {"model.experts.balance": 0.0}
-    if any(view.get(key) is not None for key in _OF_MEGATRON_DEEPSPEED):
-        if view.get("disable_moe_token_dropping") is not True:
-            why = "Megatron-DeepSpeed drops tokens, dslpar drops none: choose --disable-moe-token-dropping"
-            return needed(why, row.to)
+    if _of_megatron_deepspeed(view):
+        top_k = view.get("topk", 1)
+        for is_other, why in (
+            (view.get("disable_moe_token_dropping") is not True, "drops tokens: choose --disable-moe-token-dropping"),
+            (
+                view.get("moe_loss_coeff", 0.1) != 0,
+                "has another load-balancing loss, on by default: --moe-loss-coeff 0",
+            ),
+            (
+                top_k == 2 and view.get("disable_moe_top2_2nd_expert_sampling") is not True,
+                "samples the second expert: choose --disable-moe-top2-2nd-expert-sampling",
+            ),
+        ):
+            if is_other:
+                return needed(f"Megatron-DeepSpeed {why}", row.to)
         also |= {} if view.get("expert_interval") is not None else {"model.experts.every": 2}
         also |= {} if view.get("topk") is not None else {"model.experts.top_k": 1}
-        also |= {"model.experts.renormalize": False} if view.get("topk", 1) == 1 else {}
+        also |= {"model.experts.renormalize": False} if top_k == 1 else {}
     return changed(row.to, number, "the experts of each mixture", also)
+
+
+def pre_softmax(value: object, view: View, row: Row) -> Outcome:
+    """Convert a softmax over all experts before the choice; without it, Megatron-LM's is over the chosen ones."""
+    if _num_experts(view) is None or value is not True:
+        return dropped("off" if value is not True else "without num_experts it has no effect")
+    if view.get("moe_router_score_function", "softmax") != "softmax":
+        return dropped("the router has no softmax")
+    return changed(row.to, False, "the scores of a token's experts are not divided by their sum")
+
+
+def router(value: object, view: View, row: Row) -> Outcome:
+    """Convert the scores of a router. A token's only sigmoid is not divided by itself."""
+    if _num_experts(view) is None:
+        return dropped("without num_experts it has no effect")
+    alone = value == "sigmoid" and view.get("moe_router_topk", 2) == 1
+    also = {"model.experts.renormalize": False} if alone else None
+    return changed(row.to, value, "the scores of experts", also)
 
 
 @number

@@ -138,6 +138,15 @@ class LayeredModel(ABC):
     all data ranks at one place of a step. It then depends on the accumulation, in every layout in the same way.
     """
 
+    def complete_criterion(self, groups: Groups, criterion: Loss) -> Loss:
+        """Return a program's criterion of the output, with the model's other losses added; by default it has none."""
+        return criterion
+
+    @property
+    def completes_criteria(self) -> bool:
+        """Return whether the class overrides `complete_criterion`."""
+        return type(self).complete_criterion is not LayeredModel.complete_criterion
+
     built_everywhere = False
     """Whether every rank of a pipeline has built all modules of `built`, not only those of its stages."""
 

@@ -150,12 +150,17 @@ def _small_family(model: Model, cuboids: Sequence[TensorMesh], num_layers: int |
     return SmallModel(made(grown), changes, lost)
 
 
-def _small_experts(experts: Experts, num_layers: int) -> dict[str, int]:
+_BIAS_UPDATE = 0.1
+"""Least step of a router's bias in a miniature, so that a wrong one changes choices within a few steps."""
+
+
+def _small_experts(experts: Experts, num_layers: int) -> dict[str, Any]:
     """Return small sizes of a mixture, by the names of a family's fields; at least one block keeps a mixture."""
     num = min(experts.num, 6)
-    return {
+    moves = {"experts.bias_update": max(experts.bias_update, _BIAS_UPDATE)} if experts.bias_update else {}
+    return moves | {
         "experts.num": num,
-        "experts.top_k": min(experts.top_k, 2 if num > 2 else 1),
+        "experts.top_k": min(experts.top_k, num, 2),
         "experts.ffn_hidden_size": min(experts.ffn_hidden_size or 20, 20),
         "experts.shared": min(experts.shared, 2),
         "experts.every": min(experts.every, num_layers),

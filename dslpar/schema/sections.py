@@ -297,7 +297,7 @@ class Experts:
         default=0, resume="refused", synonyms="n_shared_experts num_shared_experts moe_num_shared_experts"
     )
     """Number of shared experts, which every token visits besides its own."""
-    every: PositiveInt = key(default=1, resume="refused", synonyms="decoder_sparse_step moe_layer_freq expert_interval")
+    every: PositiveInt = key(default=1, resume="refused", synonyms="decoder_sparse_step expert_interval")
     """The last of every so many blocks has a mixture, and the others have an MLP. 2: blocks 1, 3, 5, ..."""
     router: Choice = key(
         default="softmax",
@@ -315,15 +315,14 @@ class Experts:
         synonyms="router_aux_loss_coef moe_aux_loss_coeff moe_loss_coeff aux_loss_coef",
     )
     """Coefficient of the load-balancing loss, which is added to the cross-entropy; 0: no such loss."""
-    z_loss: NonNegativeFloat = key(
-        default=0.0, resume="reported", synonyms="moe_z_loss_coeff router_z_loss_coef z_loss_coef moe_zloss_weight"
-    )
+    z_loss: NonNegativeFloat = key(default=0.0, resume="reported", synonyms="router_z_loss_coef z_loss_coef")
     """Coefficient of the mean square of the routers' log-sum-exp, which keeps logits small; 0: no such loss."""
-    bias_update: NonNegativeFloat = key(
-        default=0.0, resume="reported", synonyms="moe_router_bias_update_rate aux_loss_free_bias_update_rate"
+    bias_update: NonNegativeFloat | None = key(
+        default=None, resume="reported", synonyms="moe_router_bias_update_rate aux_loss_free_bias_update_rate"
     )
     """Step of a bias that is added to the scores when experts are chosen, and not to their weights: after each step it
-    rises for experts with fewer tokens than the mean, and falls for the others (DeepSeek-V3); 0: there is no bias."""
+    rises for experts with fewer tokens than the mean, and falls for the others (DeepSeek-V3). 0: the bias stays as it
+    is. Left out: there is no bias."""
 
 
 class TokenModel(Model):

@@ -46,6 +46,7 @@ from dslpar.checkpoint.shards import ParameterShard
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.engine.engine import Engine
 from dslpar.engine.pipeline_module import Pipeline, global_name
+from dslpar.layers import Mixture
 from dslpar.layers.parameter import placement_of, stable_hash
 
 _EVERY = ("pipe", "data", *TENSOR_AXES)
@@ -203,3 +204,5 @@ def _buffers(engine: Engine) -> Iterator[Item]:
         if isinstance(module, nn.SyncBatchNorm):
             for name, buffer in module.named_buffers(recurse=False):
                 yield Item("buffer", rename(f"{path}.{name}"), Copies(("data",)), buffer)
+        elif isinstance(module, Mixture) and module.bias is not None:
+            yield Item("buffer", rename(f"{path}.bias"), Copies(("data", *TENSOR_AXES)), module.bias)

@@ -289,8 +289,8 @@ def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
         )
         yield cx.problem("model", message, f"add micro_size={micro} to batch")
     follows = given("batch.global_size") and given("batch.micro_size") and not given("batch.accumulation")
-    if follows and model.is_balanced:
-        count = cx.layout.batch.accumulation
+    count = cx.layout.batch.accumulation if follows and model.is_balanced else 0
+    if count:  # 0: BAT101 reports the batch
         message = (
             "the load-balancing loss takes statistics of each micro-batch of all replicas, and their number"
             f" (accumulation {count} here) changes with the layout"

@@ -378,7 +378,7 @@ _KINDS["MixtralForCausalLM"] = _KINDS["LlamaForCausalLM"]._replace(
     config=_mixtral_config,
     fields=_mixtral_fields,
     refused=_mixtral_refused,
-    experts={"shared": (0,), "every": (1,), "router": ("softmax",), "renormalize": (True,), "bias_update": (0.0,)},
+    experts={"shared": (0,), "every": (1,), "router": ("softmax",), "renormalize": (True,), "bias_update": (None,)},
     parameters={
         "mlp.router": "mlp.gate.weight",
         "mlp.up": "mlp.experts.gate_up_proj",

@@ -24,7 +24,7 @@ def attention_sizes(model: GPT) -> Attention:
 def conditions(model: GPT, cuboid: TensorMesh, seq_len: int) -> list[Condition]:
     """Return the divisibility conditions; `seq_len` 0: unknown."""
     found = [*divisors.attention(attention_sizes(model), cuboid)]
-    if not all(map(model.has_mixture, range(model.num_layers))):
+    if model.experts is None or not all(map(model.has_mixture, range(model.num_layers))):
         found += divisors.inner_features(model.ffn_size, cuboid)
     if shared := shared_ffn(model):
         found += divisors.inner_features(shared, cuboid, SHARED_FFN)

@@ -110,13 +110,14 @@ class GPT(section.GPT, LayeredModel):
     @property
     def changes_after_step(self) -> bool:
         """Return whether routers have a bias, which moves after each step."""
-        return self.experts is not None and self.experts.bias_update > 0
+        return self.experts is not None and bool(self.experts.bias_update)
 
     def after_step(self, module: nn.Module, progress: float) -> None:
         """Move the biases of all routers towards an even load of their experts."""
+        rate = self.experts.bias_update if self.experts is not None else None
         for part in module.modules():
-            if self.experts is not None and isinstance(part, Mixture):
-                part.update_bias(self.experts.bias_update)
+            if rate and isinstance(part, Mixture):
+                part.update_bias(rate)
 
     def loss(self, groups: Groups) -> Loss:
         """Return the mean cross-entropy over counted tokens as a function of (logits [batch, sequence, V], labels).
@@ -131,6 +132,10 @@ class GPT(section.GPT, LayeredModel):
             return cross_entropy(groups, logits, labels, self.vocab_size, denominator)
 
         return self._with_balance(groups, loss)
+
+    def complete_criterion(self, groups: Groups, criterion: Loss) -> Loss:
+        """Add the losses of routers to a program's own criterion."""
+        return self._with_balance(groups, criterion)
 
     def _with_balance(self, groups: Groups, loss: Loss) -> Loss:
         """Return a loss of the logits, with the losses of routers added if the config has them."""
@@ -184,7 +189,7 @@ class GPT(section.GPT, LayeredModel):
             top_k=experts.top_k,
             router=cast("Router", experts.router),
             renormalize=experts.renormalize,
-            with_bias=experts.bias_update > 0,
+            with_bias=experts.bias_update is not None,
             with_squares=experts.z_loss > 0,
             activation=cast("Activation", self.activation),
             shared_ffn_hidden_size=experts.shared * self.expert_ffn_size or None,

@@ -76,8 +76,8 @@ class GPT(TokenModel):
     pretrained: str | None = key(
         default=None, resume="free", synonyms="model_name_or_path pretrained_model_name_or_path init_checkpoint"
     )
-    """A folder with the initial weights, relative to the config: a GPT2LMHeadModel or LlamaForCausalLM saved by
-    transformers.
+    """A folder with the initial weights, relative to the config: a GPT2LMHeadModel, LlamaForCausalLM or
+    MixtralForCausalLM saved by transformers.
     """
 
     def __post_init__(self) -> None:

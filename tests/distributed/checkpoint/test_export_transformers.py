@@ -60,8 +60,14 @@ EACH_TIME = {("phi3", "2d 4"), ("mixtral, 5 experts", WITH_EXPERTS)}
 
 def saved(model: Any, path: Path, layout: str = "pipe 2, 1d 2", zero: int = 0, **parallel: Any) -> Checkpoint:
     """Return the checkpoint of a run before its first step."""
+    job = job_of(model, path, layout, zero, **parallel)
+    on_ranks(job.mesh.world_size, _save, job, init="deepspeed")
+    return folder.open_checkpoint(path / "checkpoints" / "step_000000")
+
+
+def job_of(model: Any, path: Path, layout: str, zero: int = 0, **parallel: Any) -> Any:
     world, given = LAYOUTS[layout]
-    job = resolve(
+    return resolve(
         sections.Spec(
             model=model,
             parallel=sections.Parallel(**given, **parallel),
@@ -73,8 +79,6 @@ def saved(model: Any, path: Path, layout: str = "pipe 2, 1d 2", zero: int = 0, *
         world,
         "export.py",
     )
-    on_ranks(world, _save, job, init="deepspeed")
-    return folder.open_checkpoint(path / "checkpoints" / "step_000000")
 
 
 def _save(job: Any) -> None:
@@ -211,6 +215,34 @@ def test_a_gpt_takes_such_weights_and_gives_them_back(family: str, layout: str, 
     model = section.GPT(**SIZES, **OWN[family], pretrained=str(before))
     export_transformers(saved(model, tmp_path / "run", layout), tmp_path / "after")
     assert contents(tmp_path / "after") == contents(before)
+
+
+def test_a_resume_says_which_buffers_the_model_has_no_more(tmp_path: Path) -> None:
+    """Without `bias_update` there is no bias; 0 would keep it."""
+    with_bias = section.GPT(**SIZES, experts=sections.Experts(num=4, bias_update=0.1))
+    found = saved(with_bias, tmp_path, UNCUT)
+    for rate, expected in ((None, "has buffers blocks."), (0.0, "")):
+        model = section.GPT(**SIZES, experts=sections.Experts(num=4, bias_update=rate))
+        for said in on_ranks(4, _resumed_with, job_of(model, tmp_path / "again", UNCUT), found, init="deepspeed"):
+            assert expected in said
+            assert bool(said) == bool(expected)
+
+
+def _resumed_with(job: Any, found: Checkpoint) -> str:
+    """Return the warnings of a resume."""
+    import logging
+
+    from dslpar import checkpoint
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.build import build_engine
+
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
+    logging.getLogger("dslpar").addHandler(handler)
+    checkpoint.load(engine, found)
+    return "\n".join(line for line in said if "buffers" in line)
 
 
 @pytest.mark.parametrize("is_family", [True, False])

@@ -183,7 +183,7 @@ def test_a_mixture_equals_a_dense_one(layout: str) -> None:
 
 def test_equal_experts_are_chosen_by_their_index() -> None:
     mixture = Mixture(Groups(Mesh()), 4, 8, num_experts=5, top_k=3)
-    index, weights, _ = mixture.route(torch.ones(2, 4), torch.zeros(5, 4))
+    index, weights, *_ = mixture.route(torch.ones(2, 4), torch.zeros(5, 4))
     assert index.tolist() == [[0, 1, 2]] * 2
     assert weights.allclose(torch.full((2, 3), 1 / 3))
 

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from dslpar.checkpoint.rank_state import persistent_buffers
 from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.costs import memory, traffic
 from dslpar.costs.model_costs import function_of
 from dslpar.distributed.groups import Groups
+from dslpar.engine.model import CustomModel
 from dslpar.layers import Mixture, MixtureBlock, initialize, normal, placement
 from dslpar.layers.balance_loss import balance_loss, router_sums, squares_of_logits, sums_of_choices, z_loss
 from dslpar.layers.block import ACTIVATIONS
@@ -158,6 +160,31 @@ def test_both_losses_are_added() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     without = GPT(**SIZES, experts=replace(experts, balance=0.0, z_loss=0.0))
     torch.testing.assert_close(build_module(without, groups, seed=1)(ids), logits, rtol=0, atol=0)
+
+
+def test_a_program_s_own_criterion_is_completed() -> None:
+    groups, ids = Groups(Mesh()), torch.randint(48, (2, SEQUENCE), generator=torch.Generator().manual_seed(5))
+    model = GPT(**SIZES, experts=Experts(num=4, balance=0.5))
+    logits, sums = build_module(model, groups, seed=1)(ids)
+    custom = CustomModel(model, criterion=lambda output, label: output.square().mean())
+    expected = logits.square().mean() + 0.5 * balance_loss(groups, sums, 2)
+    torch.testing.assert_close(custom.loss(groups)((logits, sums), ids), expected)
+    assert custom.takes_statistics
+    assert not CustomModel(model.for_inference(), criterion=custom.criterion).takes_statistics
+
+
+def test_a_frozen_bias_stays() -> None:
+    learning = GPT(**SIZES, experts=Experts(num=4, bias_update=0.1))
+    frozen = replace(learning, experts=Experts(num=4, bias_update=0.0))
+    groups, ids = Groups(Mesh()), torch.randint(48, (2, SEQUENCE), generator=torch.Generator().manual_seed(5))
+    module = build_module(frozen, groups, seed=1)
+    before = persistent_buffers(module)
+    assert before.keys() == persistent_buffers(build_module(learning, groups, seed=1)).keys() != set()
+    module(ids)
+    assert (learning.changes_after_step, frozen.changes_after_step) == (True, False)
+    learning.after_step(module, 0.0)
+    assert any(bias.any() for bias in persistent_buffers(module).values())
+    assert not GPT(**SIZES, experts=Experts(num=4)).changes_after_step
 
 
 def test_a_bias_moves_towards_an_even_load_and_changes_no_weight() -> None:

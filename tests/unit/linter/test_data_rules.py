@@ -121,16 +121,26 @@ def test_batch_norms_and_no_micro_size(norm: str) -> None:
         assert "BAT116" not in [item.code for item in findings(written, world)]
 
 
-def test_a_load_balancing_loss_and_no_accumulation() -> None:
+OWN = "type='GPT', num_layers=2, hidden_size=32, num_heads=4, vocab_size=256, max_seq_len=64"
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "off"),
+    [
+        ("type='transformers.MixtralForCausalLM', config=dict(output_router_logits=True)", "True", "False"),
+        (f"{OWN}, experts=dict(num=4, balance=0.1)", "0.1", "0"),
+    ],
+)
+def test_a_load_balancing_loss_and_no_accumulation(model: str, on: str, off: str) -> None:
     """Following the help satisfies lint; for another world it has another number."""
-    model = "model = dict(type='transformers.MixtralForCausalLM', config=dict(output_router_logits=True))\n"
-    text = model + "batch = dict(global_size=64, micro_size=4)\n"
+    text = f"model = dict({model})\n" + "batch = dict(global_size=64, micro_size=4)\n"
     for world, count in ((1, 16), (4, 4)):
         (found,) = [item for item in findings(text, world) if item.code == "BAT116"]
         assert (found.help, found.severity) == (f"replace micro_size by accumulation={count}", "warning")
         written = text.replace("micro_size=4", f"accumulation={count}")
         assert "BAT116" not in [item.code for item in findings(written, world)]
-    for fine in (text.replace("True", "False"), text.replace("global_size=64, ", "")):
+    assert "BAT116" not in [item.code for item in findings(text, 32)], "BAT101 says that there is no accumulation"
+    for fine in (text.replace(on, off), text.replace("global_size=64, ", "")):
         assert "BAT116" not in [item.code for item in findings(fine, 4)]
 
 

@@ -87,3 +87,20 @@ def test_require() -> None:
     assert require(AdamW(lr=1.0), AdamW).lr == 1.0
     with pytest.raises(UnknownValueError, match=r"^SGD$"):
         require(AdamW(), SGD)
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ("num_layers=0, ffn_hidden_size=33", "TEN203"),
+        ("num_layers=2, ffn_hidden_size=33, experts=dict(num=0, every=2)", "TEN203"),
+        ("num_layers=2, num_heads=3, experts=dict(num='many')", "TEN201"),
+        ("num_layers=2, experts=8", "CFG102"),
+        ("num_layers=2, experts=dict()", "CFG104"),
+    ],
+)
+def test_rules_about_other_sizes_see_through_wrong_experts(more: str, code: str) -> None:
+    heads = "" if "num_heads" in more else ", num_heads=4"
+    text = f"model = dict(type='GPT', hidden_size=24{heads}, vocab_size=256, max_seq_len=64, {more})\n"
+    checked = check(load_text(text + "parallel = dict(tensor=dict(size=2, mode='1d'))\n", "config.py"), 2)
+    assert code in [each.code for each in checked.findings]

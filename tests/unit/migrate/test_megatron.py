@@ -285,6 +285,14 @@ MIXTRAL = """--disable-bias-linear --swiglu --normalization RMSNorm --position-e
             "--moe-router-enable-expert-bias --moe-router-bias-update-rate 0.5",
             {"num": 8, "balance": 0.0, "top_k": 3, "bias_update": 0.5},
         ),
+        (
+            "--moe-router-score-function sigmoid --moe-router-pre-softmax",
+            {"num": 8, "balance": 0.0, "top_k": 3, "router": "sigmoid"},
+        ),
+        (
+            "--moe-router-score-function sigmoid --moe-router-topk 1",
+            {"num": 8, "balance": 0.0, "top_k": 1, "router": "sigmoid", "renormalize": False},
+        ),
         ("--moe-layer-freq 1", {"num": 8, "balance": 0.0, "top_k": 3}),
     ],
 )
@@ -300,6 +308,21 @@ def test_a_mixture_of_megatron_lm_is_a_gpt_with_experts(more: str, experts: dict
         ("--num-experts 8", "--num-experts", "dslpar's experts have no biases: choose --disable-bias-linear"),
         ("--num-experts 8 --disable-bias-linear --topk 2", "--num-experts", "Megatron-DeepSpeed drops tokens"),
         (
+            "--num-experts 8 --disable-bias-linear --create-moe-param-group",
+            "--num-experts",
+            "Megatron-DeepSpeed drops tokens",
+        ),
+        (
+            "--num-experts 8 --disable-bias-linear --disable-moe-token-dropping",
+            "--num-experts",
+            "Megatron-DeepSpeed has another load-balancing loss",
+        ),
+        (
+            "--num-experts 8 --disable-bias-linear --disable-moe-token-dropping --moe-loss-coeff 0 --topk 2",
+            "--num-experts",
+            "Megatron-DeepSpeed samples the second expert",
+        ),
+        (
             "--num-experts 8 --moe-shared-expert-intermediate-size 70",
             "--moe-shared-expert-intermediate-size",
             "choose the number of shared experts",
@@ -312,10 +335,12 @@ def test_a_mixture_that_a_gpt_does_not_have_needs_its_author(arguments: str, key
 
 
 def test_a_mixture_of_megatron_deepspeed_has_its_defaults() -> None:
-    experts = "--num-experts 8 --disable-bias-linear --disable-moe-token-dropping"
+    experts = "--num-experts 8 --disable-bias-linear --disable-moe-token-dropping --moe-loss-coeff 0"
     made = made_of(f"python p.py {SMALL} {experts}", "a.sh")
     found = {key.removeprefix("model.experts."): value for key, value in made.values.items() if ".experts." in key}
     assert found == {"num": 8, "balance": 0.0, "every": 2, "top_k": 1, "renormalize": False}
-    made = made_of(f"python p.py {SMALL} {experts} --topk 2 --expert-interval 4", "a.sh")
+    made = made_of(
+        f"python p.py {SMALL} {experts} --disable-moe-top2-2nd-expert-sampling --topk 2 --expert-interval 4", "a.sh"
+    )
     found = {key.removeprefix("model.experts."): value for key, value in made.values.items() if ".experts." in key}
     assert found == {"num": 8, "balance": 0.0, "every": 4, "top_k": 2}
