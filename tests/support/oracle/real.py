@@ -25,6 +25,7 @@ import torch.utils.tensorboard
 from dslpar.core.errors import DslparError, Finding, has_errors
 from dslpar.distributed import deepspeed_patches
 from dslpar.distributed.groups import Groups
+from dslpar.dry_run.even_routing import even_routing
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
 from dslpar.language.load import Config
@@ -129,7 +130,8 @@ def _run(job: Job, rank: int) -> bool:
     if asked is not None and asked.enabled:
         job = monitors.without_monitors(job)  # as with --dry-run: W&B would start a process of its own
     deepspeed_patches.skip_shm_op()
-    with fake_world(rank, world), logging.prints_to_log(None):
+    # A fake all-to-all leaves the sizes and the tokens that it should receive as they were.
+    with fake_world(rank, world), even_routing(), logging.prints_to_log(None):
         deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False, verbose=False)
         engine = build_engine(job, Groups(job.mesh), all_counted=True)
         return _step(engine)
