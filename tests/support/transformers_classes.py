@@ -26,6 +26,7 @@ import sys
 import textwrap
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -182,6 +183,7 @@ def _forked(name: str) -> Row:
 def _report(name: str, writing: int) -> None:
     os.setpgid(0, 0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # transformers' warnings
+    warnings.simplefilter("default")  # which pytest turns into errors
     try:
         row = judged(name)
     except Exception:  # any error is a row of the table, and fails its test
