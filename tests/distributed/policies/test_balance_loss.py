@@ -71,7 +71,7 @@ def off(
     return max(on_ranks(tensor.size, rank))
 
 
-DIVIDING = [name for name, tensor in LAYOUTS.items() if 3 not in (tensor.d, tensor.q, tensor.y, tensor.z)]
+DIVIDING = [name for name, tensor in LAYOUTS.items() if tensor.size % 3]
 """Layouts over which the 8 heads and 32 features of the families divide."""
 IN_TURN = {"1d-4", "2d-4", "ring-2-zigzag"}
 
