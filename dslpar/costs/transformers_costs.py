@@ -106,7 +106,7 @@ def costs_function(config: TransformersConfig | None, seq_len: int, lora: LoRA |
         return None
     family: Any = costs_of(gpt)
     adapters = None if lora is None else adapter_sizes(config, gpt, lora)
-    of_gpt: ModelLayers = family.layers(gpt, seq_len, adapters, causal=_is_causal(config))
+    of_gpt: ModelLayers = family.layers(gpt, seq_len, adapters, causal=config.is_causal)
     kinds = _kinds(config, of_gpt, seq_len, adapters)
     gathered, exchanging = (function_of(_with_kinds(of_gpt, kinds, exchanges)) for exchanges in (False, True))
     has_mixtures = any(kind.mixture is not None for kind in kinds)
@@ -121,10 +121,6 @@ def costs_function(config: TransformersConfig | None, seq_len: int, lora: LoRA |
         return replace(found, units=units, layer=sum(units, Costs()))
 
     return model_costs
-
-
-def _is_causal(config: TransformersConfig) -> bool:
-    return config.model.endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def _with_kinds(of_gpt: ModelLayers, kinds: Sequence[_Kind], exchanges: bool) -> ModelLayers:
@@ -201,7 +197,7 @@ def _latent_attention(config: TransformersConfig, seq_len: int) -> Layers | None
         *to_queries,
         Linear(hidden, kv_latent + rotary, "inward", bias=False),
         Linear(kv_latent, heads * (plain + value), "inward", bias=False),
-        AttentionCore(features, features, heads, seq_len, _is_causal(config), rotary=True),
+        AttentionCore(features, features, heads, seq_len, config.is_causal, rotary=True),
         Linear(heads * value, hidden, "outward", bias=False),
     )
 
