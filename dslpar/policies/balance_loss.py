@@ -30,8 +30,8 @@ from dslpar.layers import placement
 from dslpar.layers.balance_loss import balance_loss, router_sums
 from dslpar.layers.distinct_tokens import DistinctTokens
 from dslpar.layers.token_ids import local_tokens
-from dslpar.models.balanced_loss import BalancedLoss, no_sums
 from dslpar.models.layered import Loss
+from dslpar.models.router_losses import BalancedLoss, no_sums
 from dslpar.policies import probe
 from dslpar.policies.experts import sharing_axes
 from dslpar.schema.policy import DECODER_INPUTS, Policy

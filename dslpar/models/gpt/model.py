@@ -39,10 +39,10 @@ from dslpar.layers import (
 from dslpar.layers.block import Activation, Norm
 from dslpar.layers.mixture import Router
 from dslpar.layers.parameter import PlacedModule, Shared
-from dslpar.models.balanced_loss import BalancedLoss, no_sums
 from dslpar.models.gpt import hugging_face, section
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss, VocabularyHead
 from dslpar.models.pretrained import CONFIG, Folder, PretrainedWeights, Source, StoredPart, read_config
+from dslpar.models.router_losses import BalancedLoss, no_sums
 
 
 class GPT(section.GPT, LayeredModel):

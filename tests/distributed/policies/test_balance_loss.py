@@ -110,7 +110,7 @@ def test_what_is_recomputed_counts_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 CHAIN, SUMS = "dslpar.policies.chain", "dslpar.policies.balance_loss"
-LOSS = "dslpar.models.balanced_loss"
+LOSS = "dslpar.models.router_losses"
 SPLIT = "dslpar.layers.distinct_tokens"
 MISTAKES = [
     ("all-ranks-count-one-part", SPLIT, "DistinctTokens.part", "self._index * most", "0 * most"),
