@@ -101,8 +101,8 @@ def _steps_by_itself(cls: object) -> bool:
 def _construct(cls: Any, arguments: Mapping[str, Any], key: str, target: str, job: Job, first: Any) -> Any:
     """Return `cls(first, **arguments)`; report rejected arguments as the config author's mistake."""
     try:
-        return cls(first, **arguments)
-    except (TypeError, ValueError, RuntimeError) as error:
+        return cls(first, **_with_floats(cls, arguments))
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         # DeepSpeed raises no class of its own if it has no kernel for the device or could not build it.
         if any(text in str(error) for text in ("op had not been implemented", "failed to build/load")):
             message = f"{target!r} has no kernel on this machine: {error}"
@@ -114,6 +114,22 @@ def _construct(cls: Any, arguments: Mapping[str, Any], key: str, target: str, jo
         _, *names = inspect.signature(cls).parameters
         hint = f"correct the arguments of {key}; it takes {', '.join(names)}"
         raise DslparError([finding("CFG223", message, hint, job.path, key)]) from error
+
+
+def _with_floats(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments, with floats for whole numbers where the class asks for a float.
+
+    1 is a float for the language, as in Python's typing; torch's OneCycleLR refuses `pct_start=0`.
+    """
+    parameters = inspect.signature(cls).parameters
+
+    def asks_for_float(name: str) -> bool:
+        return name in parameters and parameters[name].annotation in (float, "float")
+
+    return {
+        name: float(value) if type(value) is int and asks_for_float(name) else value
+        for name, value in arguments.items()
+    }
 
 
 def read_only(lr_scheduler: Any, path: str) -> Any:

@@ -65,6 +65,19 @@ LR_SCHEDULERS = {
         other("torch.optim.lr_scheduler.CyclicLR", base_lr=0.1, max_lr=0.3, step_size_up=2, cycle_momentum=False),
         [0.1, 0.2, 0.3, 0.2, 0.1],
     ),
+    # torch refuses the int 0, which the config language takes for a share. All steps belong to the second phase,
+    # which torch begins at step -1, so the first step is already 1/5 down.
+    "OneCycleLR": (
+        other(
+            "OneCycleLR",
+            total_steps=5,
+            pct_start=0,
+            final_div_factor=1e12,
+            anneal_strategy="linear",
+            cycle_momentum=False,
+        ),
+        [0.24, 0.18, 0.12, 0.06, 0.0],
+    ),
 }
 
 
@@ -204,6 +217,12 @@ def test_an_optimizer_that_cannot_be(target: str, args: dict[str, Any], decay: f
         ("StepLR", {"step": 3}, "CFG223", "unexpected keyword argument 'step'"),
         ("WarmupLR", {"warmup_num_steps": 0}, "CFG223", "must be a positive integer"),
         ("CosineAnnealingWarmRestarts", {"T_0": -1}, "CFG223", "Expected positive integer T_0"),
+        (
+            "OneCycleLR",
+            {"max_lr": 0.1, "total_steps": 4, "pct_start": 0.25, "cycle_momentum": False},
+            "CFG223",
+            "division by",
+        ),
     ],
 )
 def test_a_schedule_that_cannot_be(target: str, args: dict[str, Any], code: str, said: str) -> None:
