@@ -54,7 +54,7 @@ class DistinctTokens:
         """Return this rank's tokens [n, H] of the stored residual [..., H / features]."""
         x = x.reshape(-1, x.shape[-1])
         tokens = len(x)
-        x = self._padded(x, -(-tokens // self._count) * self._count)
+        x = self._padded(x, self.most(tokens) * self._count)
         for letter in self._sliced:
             x = collectives.scatter_to_group(x, self._groups.axis(letter), 0)
         for letter in self._exchanged:
@@ -64,7 +64,7 @@ class DistinctTokens:
     def give_back(self, y: Tensor, shape: Sequence[int]) -> Tensor:
         """Return the stored residual of `shape`, given this rank's tokens [n, H]."""
         tokens = math.prod(shape[:-1])
-        y = self._padded(y, -(-tokens // self._count))
+        y = self._padded(y, self.most(tokens))
         for letter in reversed(self._exchanged):
             y = collectives.all_to_all_autograd(y, self._groups.axis(letter), 1, 0)
         for letter in reversed(self._sliced):
@@ -76,12 +76,16 @@ class DistinctTokens:
 
         rows: one row per token of the stored residual, equal on all ranks that store these tokens.
         """
-        most = -(-len(rows) // self._count)
+        most = self.most(len(rows))
         return rows[self._index * most :][: self._own(len(rows))]
+
+    def most(self, tokens: int) -> int:
+        """Return how many of `tokens` stored ones a rank gets at most."""
+        return -(-tokens // self._count)
 
     def _own(self, tokens: int) -> int:
         """Return how many of the stored residual's tokens are this rank's."""
-        most = -(-tokens // self._count)
+        most = self.most(tokens)
         return min(max(tokens - self._index * most, 0), most)
 
     def _padded(self, x: Tensor, rows: int) -> Tensor:

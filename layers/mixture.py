@@ -8,7 +8,8 @@ Letters: H residual features, F features of an expert, E experts, n this rank's 
 
 Experts are whole, and divided over the axis "expert": the tensor group, and with `parallel.expert` also neighbouring
 replicas. Each rank routes its own tokens (`distinct_tokens`), sends them to their experts and gets the outputs back
-(`token_exchange`). Nothing is dropped. With k ranks on the axis, a rank sends `4 top_k n H` elements in forward and
+(`token_exchange`). Nothing is dropped, unless `capacity_factor` bounds the tokens of an expert in training
+(`expert_capacity`). With k ranks on the axis, a rank sends `4 top_k n H` elements in forward and
 backward, less those of its own experts; the router's gradient is summed over the tensor group.
 
 The router is a linear without bias, computed in float32. Its logits become scores: by softmax over all experts, as in
@@ -40,6 +41,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers.balance_loss import LEAST, squares_of_logits, sums_of_choices
 from dslpar.layers.block import ACTIVATIONS, MLP, Activation, Block
 from dslpar.layers.distinct_tokens import DistinctTokens
+from dslpar.layers.expert_capacity import ExpertCapacity
 from dslpar.layers.expert_load import ExpertLoad
 from dslpar.layers.named_options import one_of
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared, parameter
@@ -95,6 +97,7 @@ class Mixture(Layer):
         renormalize: bool = True,
         with_bias: bool = False,
         with_squares: bool = False,
+        capacity_factor: float | None = None,
         activation: Activation = "gelu",
         shared_ffn_hidden_size: int | None = None,
         init: Init = GPT2,
@@ -110,7 +113,10 @@ class Mixture(Layer):
         self.register_buffer("bias", torch.zeros(num_experts, dtype=torch.float32) if with_bias else None)
         self._load_of_step = ExpertLoad(num_experts)
         self.top_k, self.renormalize = top_k, renormalize
-        self.expert_load = ExpertLoad(num_experts)
+        self.expert_load = ExpertLoad(num_experts, drops=capacity_factor is not None)
+        self.capacity: ExpertCapacity | None = None
+        if capacity_factor is not None:
+            self.capacity = ExpertCapacity(groups, num_experts, capacity_factor)
         self._split, self._exchange = DistinctTokens(groups), TokenExchange(groups, num_experts)
         tensor, places = groups.tensor, self._exchange.share * groups.axis("expert").size
         at_router = Placement(tensor, (num_experts, hidden_size), ((), ()), partial=TENSOR_AXES)
@@ -145,11 +151,14 @@ class Mixture(Layer):
         shared = self.share() if shared is None else shared
         tokens = self._split.take(x)
         routing = self.route(tokens, cast("Tensor", self.stand_in(self.router, shared)))
+        index = routing.experts
         if self.training:
-            self.expert_load.add(routing.experts)
+            kept = None if self.capacity is None else self.capacity.kept(index, routing.weights, x.shape)
+            self.expert_load.add(index, kept)
             if self.bias is not None:
-                self._load_of_step.add(routing.experts)
-        y = self._exchange.run(tokens, routing.experts, routing.weights, self._experts)
+                self._load_of_step.add(index)
+            index = index if kept is None else index.masked_fill(~kept, self._exchange.dropped)
+        y = self._exchange.run(tokens, index, routing.weights, self._experts)
         y = self._split.give_back(y, x.shape)
         return (y if self.shared_expert is None else y + self.shared_expert(x, shared)), routing
 
@@ -172,7 +181,7 @@ class Mixture(Layer):
         Experts with less tokens than the mean get more, as in DeepSeek-V3 (arXiv 2412.19437, section 2.1.2).
         """
         assert self.bias is not None, "a mixture with a bias"
-        load = self._load_of_step.take()[:-1].to(self.bias.device)
+        load = self._load_of_step.take()[: len(self.bias)].to(self.bias.device)
         for axis in ("tensor", "data"):  # these ranks have other tokens, and other stages other mixtures
             load = collectives.all_reduce(load, self.groups.axis(axis))
         self.bias += rate * (load.double().mean() - load).sign()
@@ -206,6 +215,12 @@ class MixtureBlock(Block):
         x = self.add_attention(x, shared, mask)
         if self.mlp_chunks == 1 or not torch.is_grad_enabled():
             return self._add_mixture(x, shared)
+        if cast("Mixture", self.mlp).capacity is not None:
+            message = (
+                "with mlp_chunks a mixture sees parts of a sequence, but capacity_factor selects among all its tokens"
+            )
+            hint = "leave mlp_chunks out; or leave capacity_factor out"
+            raise_finding("TEN224", message, hint, key="activation_checkpoint.mlp_chunks")
         parts = [part for part in x.tensor_split(self.mlp_chunks, 1) if part.shape[1]]
         found = [checkpoint(self._add_mixture, part, shared, use_reentrant=False) for part in parts]
         return torch.cat([y for y, _ in found], 1), torch.stack([sums for _, sums in found]).sum(0)

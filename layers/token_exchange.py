@@ -11,10 +11,11 @@ experts. A token goes to the ranks of its k experts, and their outputs come back
 3. Bring the received rows in the order of experts, and call `experts` on them.
 4. Send the outputs back by the same way; multiply them by their weights, and add the k outputs of each token.
 
-The backward is the mirror, by autograd. No row is dropped and none is padded: a rank computes as many rows as its
-experts were chosen for. With `TensorMesh.expert_chunks` = c, a rank's tokens are exchanged in c parts, one after the
-other. Temporaries are then those of 1 / c of the rows, however uneven the choices are; what autograd saves for the
-backward is not less, unless layers are recomputed.
+The backward is the mirror, by autograd. No row is padded. A caller may drop choices (`dslpar.layers.expert_capacity`):
+they are not sent, and add nothing. A rank computes as many rows as its experts were chosen for. With
+`TensorMesh.expert_chunks` = c, a rank's tokens are exchanged in c parts, one after the other. Temporaries are then
+those of 1 / c of the rows, however uneven the choices are; what autograd saves for the backward is not less, unless
+layers are recomputed.
 
 Each rank sends k n H elements forth and k n H back, but those of its own experts, and as many in the backward. Which
 tokens share a product depends on the layout, but no row's result does, except for the order of sums within a kernel.
@@ -34,6 +35,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed import collectives
@@ -67,14 +69,14 @@ class Route(NamedTuple):
     """The ranks that the rows of a part of a rank's tokens go to, and the order of the received rows."""
 
     sending: Order
-    """The (token, choice) pairs by expert, which is the order in which rows are sent."""
+    """The (token, choice) pairs by expert, which is the order in which rows are sent; dropped ones are last."""
     by_expert: Order
     """The received rows by expert."""
     counts: Tensor
     """Received rows of each expert of this rank."""
     sent: Sequence[int]
     received: Sequence[int]
-    """Rows to each rank, and from each rank."""
+    """Rows to each rank, and from each rank, without dropped ones."""
 
 
 class TokenExchange:
@@ -86,11 +88,14 @@ class TokenExchange:
         """Number of experts per rank. If it does not divide, the last ranks have places without an expert."""
         self.first = self._axis.index * self.share
         """First expert of this rank."""
+        self.dropped = self._axis.size * self.share
+        """Index of a choice that is not to be sent: the first after all places."""
 
     def run(self, x: Tensor, index: Tensor, weights: Tensor, experts: RunExperts) -> Tensor:
         """Return each token's weighted sum of its experts' outputs.
 
-        x: this rank's tokens [n, H]. index: each token's k distinct experts, of all ranks [n, k]. weights: [n, k].
+        x: this rank's tokens [n, H]. index: each token's k distinct experts, of all ranks, or `dropped`: [n, k].
+        weights: [n, k].
         """
         # Each part has a length on every rank, which may be 0: all ranks exchange equally often.
         parts = [torch.tensor_split(each, self._chunks) for each in (x, index, weights)]
@@ -99,16 +104,19 @@ class TokenExchange:
     def _run_part(self, x: Tensor, index: Tensor, weights: Tensor, experts: RunExperts) -> Tensor:
         route = self._route(index)
         rows: Tensor = _ToPairs.apply(x, route.sending, index.shape[1])  # type: ignore[no-untyped-call]
+        dropped = len(rows) - sum(route.sent)  # the last ones
+        rows = rows[: len(rows) - dropped] if dropped else rows
         rows = collectives.exchange_rows_autograd(rows, self._axis, route.sent, route.received)
         y = _put_back(experts(_reorder(rows, route.by_expert), route.counts), route.by_expert)
         y = collectives.exchange_rows_autograd(y, self._axis, route.received, route.sent)
+        y = functional.pad(y, (0, 0, 0, dropped)) if dropped else y
         y = _put_back(y, route.sending).view(*index.shape, x.shape[-1])
         return (y * weights.unsqueeze(-1).to(y.dtype)).sum(1)
 
     def _route(self, index: Tensor) -> Route:
         """Exchange how many rows each rank sends for each expert, and return the ways of the rows."""
         ranks = self._axis.size
-        counts = torch.bincount(index.flatten(), minlength=ranks * self.share).view(ranks, self.share)
+        counts = torch.bincount(index.flatten(), minlength=self.dropped)[: self.dropped].view(ranks, self.share)
         arriving = collectives.all_to_all(counts, self._axis, 0, 0).view(ranks, self.share)
         sent, received = torch.stack([counts.sum(1), arriving.sum(1)]).tolist()
         return Route(Order.by(index.flatten()), Order.by(_expert_of_rows(arriving)), arriving.sum(0), sent, received)

@@ -197,6 +197,8 @@ class Mixture(Layer):
     """Blocks of `ffn_size` features that an expert's first linear computes: 2 for values and their gate."""
     is_own: bool = False
     """True for `dslpar.layers.Mixture`, whose activations save their input alone; False for transformers' code."""
+    has_capacity: bool = False
+    """True if ranks of the tensor group exchange all choices, to keep those that fit into a capacity."""
 
     @property
     def kept(self) -> int:

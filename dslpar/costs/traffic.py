@@ -262,6 +262,8 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> LayerTr
        count as elements, for each of `expert_chunks` parts.
     3. The gathered weights of a shared expert, one linear after the other, and the sum of their gradients.
     4. The sum of the router's gradient over the tensor axes.
+    5. With a capacity (`dslpar.layers.expert_capacity`), 2 k + 1 numbers per token to all ranks of the tensor group.
+       Rows that it drops are counted as if they were sent.
 
     The backward of 1 and 2 sends as much as the forward, but for the numbers of rows.
     """
@@ -273,6 +275,8 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> LayerTr
     part = Traffic(rows, dict.fromkeys(rows, 2 * chunks))  # both ways, in `chunks` parts each
     way = Traffic.sum(distinct, part)
     forward = [way, *[counts] * chunks]
+    if layer.has_capacity:
+        forward.append(all_gather(tensor, TENSOR_AXES, tokens * (2 * layer.active + 1)))
     backward = [way]
     gradients = [] if layer.frozen else [all_reduce(tensor, axes, layer.num_experts * hidden)]
     if layer.shared_ffn:

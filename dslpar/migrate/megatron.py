@@ -369,6 +369,15 @@ def z_loss(value: float, view: View, row: Row) -> Outcome:
     return changed(row.to, value * layers, f"{value:g} * {layers} layers: dslpar's z-loss is a mean over layers")
 
 
+@number
+def capacity(value: float, view: View, row: Row) -> Outcome:
+    """Convert the capacity of experts; Megatron-LM takes a negative one for none."""
+    if _num_experts(view) is None or value < 0:
+        return dropped("without num_experts it has no effect" if value >= 0 else "no token is dropped")
+    why = "the even share of each sequence, where Megatron-LM takes that of each rank's micro-batch"
+    return changed(row.to, value, why)
+
+
 def expert_bias(value: object, view: View, row: Row) -> Outcome:
     """Convert the bias that balances experts to the step by which it moves."""
     if _num_experts(view) is None or value is not True:

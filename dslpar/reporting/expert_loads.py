@@ -5,7 +5,8 @@
 
 The file has the last measured loads alone, since a line per step would be long: DeepSeek-V3 has 58 * 256 experts. The
 curves of two figures are in metrics.jsonl: `expert_max_over_mean`, the largest of all layers, and `expert_entropy`, the
-smallest of all layers. A router is even if both are 1.
+smallest of all layers. A router is even if both are 1. Where experts have a capacity, `expert_dropped` is the largest
+share of dropped choices.
 
     >>> even, collapsed = LayerLoad("a", 2, (0.25,) * 4), LayerLoad("b", 2, (0.5, 0.5, 0.0, 0.0))
     >>> (even.max_over_mean, even.entropy, even.effective), (collapsed.max_over_mean, collapsed.entropy)
@@ -33,6 +34,8 @@ class LayerLoad(NamedTuple):
     """Number of experts that each token chooses."""
     shares: tuple[float, ...]
     """Each expert's share of all choices; the sum is 1."""
+    dropped: float | None = None
+    """Share of the choices that the experts' capacity dropped; None: they have no capacity."""
 
     @property
     def max_over_mean(self) -> float:
@@ -54,15 +57,17 @@ def figures(loads: Sequence[LayerLoad]) -> dict[str, float]:
     """Return the fields of a line of metrics.jsonl: the most uneven layer's; empty without loads."""
     if not loads:
         return {}
-    return {
+    of_all = {
         "expert_max_over_mean": max(each.max_over_mean for each in loads),
         "expert_entropy": min(each.entropy for each in loads),
     }
+    dropped = [each.dropped for each in loads if each.dropped is not None]
+    return of_all | ({"expert_dropped": max(dropped)} if dropped else {})
 
 
 def write(folder: Path, step: int, loads: Iterable[LayerLoad]) -> None:
     """Write experts.json; its file is complete at any time."""
-    layers = {each.layer: {"top_k": each.top_k, "shares": [round(share, 6) for share in each.shares]} for each in loads}
+    layers = {each.layer: _stored(each) for each in loads}
     write_atomically(folder / EXPERTS, json.dumps({"step": step, "layers": layers}) + "\n")
 
 
@@ -79,7 +84,14 @@ def read(folder: Path) -> tuple[int, list[LayerLoad]] | None:
     if not _is_measurement(content):
         raise ValueError("it has no step, or no shares of experts by layer")
     layers = content["layers"].items()
-    return content["step"], [LayerLoad(name, each["top_k"], tuple(each["shares"])) for name, each in layers]
+    return content["step"], [
+        LayerLoad(name, each["top_k"], tuple(each["shares"]), each.get("dropped")) for name, each in layers
+    ]
+
+
+def _stored(load: LayerLoad) -> dict[str, object]:
+    dropped = {} if load.dropped is None else {"dropped": round(load.dropped, 6)}
+    return {"top_k": load.top_k, "shares": [round(share, 6) for share in load.shares]} | dropped
 
 
 def _is_measurement(content: object) -> bool:
@@ -95,4 +107,4 @@ def _is_load(layer: object) -> bool:
     shares = layer.get("shares")
     if not isinstance(shares, list) or not shares:
         return False
-    return all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares)
+    return all(isinstance(share, int | float) and 0 <= share <= 1 for share in (*shares, layer.get("dropped", 0)))

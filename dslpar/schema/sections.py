@@ -323,6 +323,14 @@ class Experts:
     """Step of a bias that is added to the scores when experts are chosen, and not to their weights: after each step it
     rises for experts with fewer tokens than the mean, and falls for the others (DeepSeek-V3). 0: the bias stays as it
     is. Left out: there is no bias."""
+    capacity_factor: PositiveFloat | None = key(
+        default=None,
+        resume="reported",
+        synonyms="moe_expert_capacity_factor moe_capacity_factor moe_train_capacity_factor expert_capacity_factor",
+    )
+    """Most tokens of a sequence that an expert takes in training, over its even share: it keeps those in which it has
+    the largest weights, and other tokens go without it. Left out: no token is dropped, which is what most models are
+    trained with."""
 
 
 class TokenModel(Model):

@@ -39,12 +39,14 @@ class ExpertLoads:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._everyone = engine, engine.groups.axis("pipe", "data", "tensor")
         self._own = dict(_named_loads(engine))
-        sizes: dict[str, int] = {}
-        own = {name: load.num_experts for name, load in self._own.items()}
+        found: dict[str, tuple[int, bool]] = {}
+        own = {name: (load.num_experts, load.drops) for name, load in self._own.items()}
         for of_rank in collectives.gather_objects(own, self._everyone):
-            sizes |= of_rank
-        self._sizes = {name: sizes[name] for name in sorted(sizes, key=_natural)}
+            found |= of_rank
+        self._sizes = {name: found[name][0] for name in sorted(found, key=_natural)}
         """The number of experts of each mixture of the whole model, in the order of layers."""
+        self._drops = {name for name, (_, drops) in found.items() if drops}
+        """Mixtures that may drop choices."""
         self._times_collapsed = dict.fromkeys(self._sizes, 0)
 
     def __bool__(self) -> bool:
@@ -53,18 +55,19 @@ class ExpertLoads:
 
     def measure(self) -> list[LayerLoad]:
         """Return the load of each layer since the last measurement, without layers that have seen no token."""
-        columns = max(self._sizes.values()) + 1
+        columns = max(self._sizes.values()) + 2
         counts = torch.zeros(len(self._sizes), columns, dtype=torch.int64)
         for row, (name, size) in enumerate(self._sizes.items()):
             if (own := self._own.get(name)) is not None:
-                counts[row, : size + 1] = own.take().cpu()
+                counts[row, : size + 2] = own.take().cpu()
         counts = collectives.all_reduce(counts.to(self._engine.deepspeed.device), self._everyone).cpu()
         loads = []
         for (name, size), row_of_layer in zip(self._sizes.items(), counts.tolist(), strict=True):
-            *chosen, tokens = row_of_layer[: size + 1]
+            *chosen, dropped, tokens = row_of_layer[: size + 2]
             if tokens:
                 total = sum(chosen)
-                loads.append(LayerLoad(name, round(total / tokens), tuple(count / total for count in chosen)))
+                share = dropped / total if name in self._drops else None
+                loads.append(LayerLoad(name, round(total / tokens), tuple(count / total for count in chosen), share))
         return loads
 
     def warn_of_collapse(self, loads: Sequence[LayerLoad]) -> None:

@@ -43,7 +43,15 @@ _LATENT |= {"v_head_dim": 32, "num_key_value_heads": HEADS, "first_k_dense_repla
 _STAGES = {"embed_dim": 192, "num_heads": [12, 24, 48, 96], "num_labels": 1000}
 _NO_SIZES: Mapping[str, Any] = {}
 
-_SIGMOID = {"num": 16, "router": "sigmoid", "ffn_hidden_size": 768, "balance": 0.0, "z_loss": 0.01, "bias_update": 0.1}
+_SIGMOID = {
+    "num": 16,
+    "router": "sigmoid",
+    "ffn_hidden_size": 768,
+    "balance": 0.0,
+    "z_loss": 0.01,
+    "bias_update": 0.1,
+    "capacity_factor": 1.0,
+}
 _OF_LLAMA = {"num_kv_heads": KV_HEADS, "norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "bias": False}
 
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {

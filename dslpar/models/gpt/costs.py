@@ -79,6 +79,7 @@ def _mixture(model: GPT, frozen: bool) -> Layers:
         frozen=frozen,
         blocks=blocks,
         is_own=True,
+        has_capacity=model.experts.capacity_factor is not None,
     )
     shared = shared_ffn(model)
     return (experts, *(mlp(hidden, shared, activation=model.activation, bias=False) if shared else ()))

@@ -191,6 +191,7 @@ class GPT(section.GPT, LayeredModel):
             renormalize=experts.renormalize,
             with_bias=experts.bias_update is not None,
             with_squares=experts.z_loss > 0,
+            capacity_factor=experts.capacity_factor,
             activation=cast("Activation", self.activation),
             shared_ffn_hidden_size=experts.shared * self.expert_ffn_size or None,
             init=normal(self.init_std),

@@ -148,6 +148,16 @@ def router_without_a_gradient(cx: Context) -> Iterator[Problem]:
         yield cx.problem(key, message, "renormalize=False; or top_k=2")
 
 
+@rule("TEN139", "capacity-of-chunks")
+def capacity_of_chunks(cx: Context) -> Iterator[Problem]:
+    """With mlp_chunks a mixture sees parts of a sequence, but capacity_factor selects among all its tokens."""
+    factor, checkpointing = _experts(cx).capacity_factor, cx.spec.activation_checkpoint
+    if factor is not None and checkpointing is not None and checkpointing.mlp_chunks > 1:
+        message = "with mlp_chunks a mixture sees parts of a sequence, but capacity_factor selects among all its tokens"
+        key = ("activation_checkpoint.mlp_chunks", "model.experts.capacity_factor")
+        yield cx.problem(key, message, "leave mlp_chunks out; or leave capacity_factor out")
+
+
 def _attention(cx: Context, code: str, field: str) -> Iterator[Problem]:
     """Report the conditions on heads and hidden_size that have that code and do not hold."""
     broken = _broken(divisors.attention(attention_sizes(_gpt(cx)), cx.tensor.cuboid), code)
@@ -273,6 +283,7 @@ RULES = (
     more_choices_than_experts,
     experts_without_a_block,
     router_without_a_gradient,
+    capacity_of_chunks,
     heads_do_not_divide_hidden,
     kv_heads_do_not_divide,
     kv_heads_do_not_divide_heads,

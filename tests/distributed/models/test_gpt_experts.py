@@ -227,9 +227,10 @@ class Measured(NamedTuple):
     weights: int
 
 
-def measured(activation: Any, tensor: TensorMesh, data: int) -> Measured:
+def measured(activation: Any, factor: float | None, tensor: TensorMesh, data: int) -> Measured:
     groups = Groups(Mesh(data=data, tensor=tensor))
-    mixture = Mixture(groups, HIDDEN, FFN, num_experts=EXPERTS, top_k=TOP_K, activation=activation)
+    sizes: dict[str, Any] = {"num_experts": EXPERTS, "top_k": TOP_K, "capacity_factor": factor}
+    mixture = Mixture(groups, HIDDEN, FFN, activation=activation, **sizes)
     initialize(mixture, groups, seed=1)
     route = mixture.route
 
@@ -249,19 +250,22 @@ def measured(activation: Any, tensor: TensorMesh, data: int) -> Measured:
 
 
 FORMS = [("1d-1", 1, 1), ("1d-1", 4, 2), ("1d-2", 2, 2), ("1d-sequence-2", 2, 1), ("2d-4", 2, 2), ("3d-8", 1, 1)]
-CASES = [(activation, *form) for activation in ("gelu", "swiglu") for form in FORMS]
+CASES = [(activation, None, *form) for activation in ("gelu", "swiglu") for form in FORMS]
+CASES += [("gelu", 1.0, *form) for form in FORMS]
 
 
 @pytest.mark.parametrize(
-    ("activation", "form", "data", "e"),
-    sampled(CASES, [("gelu", "1d-2", 2, 2), ("swiglu", "1d-1", 4, 2), ("swiglu", "1d-1", 1, 1)]),
+    ("activation", "factor", "form", "data", "e"),
+    sampled(CASES, [("gelu", 1.0, "1d-2", 2, 2), ("swiglu", None, "1d-1", 4, 2), ("swiglu", None, "1d-1", 1, 1)]),
 )
-def test_traffic_and_memory_of_a_mixture(activation: str, form: str, data: int, e: int) -> None:
+def test_traffic_and_memory_of_a_mixture(activation: str, factor: float | None, form: str, data: int, e: int) -> None:
+    """At the even load, a capacity of the even share drops nothing."""
     tensor, tokens = cuboid(form, e), BATCH * SEQUENCE
-    gpt = section.GPT(**SIZES, activation=activation, experts=Experts(num=EXPERTS, top_k=TOP_K, ffn_hidden_size=FFN))
+    experts = Experts(num=EXPERTS, top_k=TOP_K, ffn_hidden_size=FFN, capacity_factor=factor)
+    gpt = section.GPT(**SIZES, activation=activation, experts=experts)
     (sizes,) = costs.layers(gpt, SEQUENCE).mlp_part[2:]
     sent, held = traffic.total([sizes], tensor, tokens), memory.total([sizes], tensor, tokens)
-    for found in on_ranks(data * tensor.size, measured, activation, tensor, data):
+    for found in on_ranks(data * tensor.size, measured, activation, factor, tensor, data):
         for way, expected in ((found.forward, sent.forward), (found.backward, sent.backward)):
             assert sum(way.values()) == sum(expected.values())
         assert found.weights == held.weights

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dslpar.layout.resolve import Job
+from dslpar.models.gpt.section import GPT
 from dslpar.reporting.expert_loads import LayerLoad
 from dslpar.schema import sections
 from tests.support.engines import batches, engine_of, job
@@ -72,6 +73,26 @@ def test_loads_are_those_of_one_process_in_every_layout() -> None:
     assert after_evaluation == []
     for name, of_ranks in found.items():
         assert [each for each, _ in of_ranks] == [expected] * len(of_ranks), name
+
+
+def of_gpt(world: int, parallel: dict[str, Any]) -> Job:
+    sizes: dict[str, Any] = dict(num_layers=2, hidden_size=16, num_heads=2, vocab_size=32, max_seq_len=8)
+    model = GPT(**sizes, experts=sections.Experts(num=6, capacity_factor=1.0))
+    return job(
+        world,
+        model,
+        sections.Batch(micro_size=8 if world == 1 else 4, accumulation=1),
+        parallel=sections.Parallel(**parallel),
+        data=sections.TextData(seq_len=8),
+    )
+
+
+def test_dropped_choices_are_those_of_one_process() -> None:
+    ((expected, _),) = on_ranks(1, _measured, of_gpt(1, {}), init="deepspeed")
+    assert all(each.dropped is not None and 0.05 < each.dropped < 0.5 for each in expected)
+    parallel = {"expert": sections.ExpertParallel(size=4), "tensor": sections.TensorParallel(size=2, mode="1d")}
+    for found, _ in on_ranks(4, _measured, of_gpt(4, parallel), init="deepspeed"):
+        assert found == expected
 
 
 def _warnings(of: Job, loads: list[list[LayerLoad]]) -> list[str]:

@@ -69,6 +69,37 @@ EXCHANGE = of_module(
         ),
     ],
 )
+CAPACITY = of_module(
+    "layers.expert_capacity",
+    [
+        (
+            "first-choices-are-kept",
+            "order",
+            "first_of_each",
+            "weights.argsort(dim=1, descending=True, stable=True)",
+            "torch.zeros_like(weights).argsort(dim=1, stable=True)",
+            "the first tokens of a sequence are kept, not those of the largest weights",
+        ),
+        (
+            "own-part-of-sequence",
+            "axis",
+            "ExpertCapacity.kept",
+            "table[place] = self._gathered(functional.pad(each, (0, 0, 0, missing)))",
+            "table[own] = each",
+            "the tokens of other ranks do not compete",
+            "self._groups.axis('tensor').size > 1",
+        ),
+        (
+            "stored-order",
+            "slice",
+            "ExpertCapacity.kept",
+            "return first_of_each(chosen, by, most, self._num_experts).view(len(number), -1)[own]",
+            "return first_of_each(chosen, by, most, self._num_experts).view(len(number), -1)[: len(own)]",
+            "every rank drops what the first rank's tokens drop",
+            "self._groups.axis('tensor').size > 1",
+        ),
+    ],
+)
 DISTINCT = of_module(
     "layers.distinct_tokens",
     [

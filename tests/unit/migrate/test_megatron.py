@@ -256,12 +256,12 @@ def test_expert_parallelism_of_megatron_lm_becomes_the_ranks_that_hold_all_exper
 
 def test_what_of_a_mixture_has_a_counterpart_and_what_needs_its_author() -> None:
     more = "--moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-router-load-balancing-type none "
-    more += "--moe-aux-loss-coeff 1e-2 --num-experts 8 --moe-router-topk 2 --moe-expert-capacity-factor 1.5 "
+    more += "--moe-aux-loss-coeff 1e-2 --num-experts 8 --moe-router-topk 2 --moe-token-drop-policy position "
     more += "--moe-layer-freq 2 --moe-router-num-groups 2 "
     told = fates(made_of(MIXTURE.format(tensor=1, expert=1, more=more), "run.sh"))
     dropped = ("--expert-model-parallel-size", "--moe-grouped-gemm", "--moe-token-dispatcher-type")
     assert {told[key][0] for key in (*dropped, "--moe-router-load-balancing-type")} == {"dropped"}
-    needed = ("--num-experts", "--moe-layer-freq", "--moe-aux-loss-coeff", "--moe-expert-capacity-factor")
+    needed = ("--num-experts", "--moe-layer-freq", "--moe-aux-loss-coeff", "--moe-token-drop-policy")
     assert {told[key][0] for key in (*needed, "--moe-router-num-groups")} == {"needed"}
 
 
@@ -294,6 +294,11 @@ MIXTRAL = """--disable-bias-linear --swiglu --normalization RMSNorm --position-e
             {"num": 8, "balance": 0.0, "top_k": 1, "router": "sigmoid", "renormalize": False},
         ),
         ("--moe-layer-freq 1", {"num": 8, "balance": 0.0, "top_k": 3}),
+        (
+            "--moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity --moe-token-drop-policy probs",
+            {"num": 8, "balance": 0.0, "top_k": 3, "capacity_factor": 1.5},
+        ),
+        ("--moe-expert-capacity-factor -1", {"num": 8, "balance": 0.0, "top_k": 3}),
     ],
 )
 def test_a_mixture_of_megatron_lm_is_a_gpt_with_experts(more: str, experts: dict[str, object]) -> None:

@@ -12,7 +12,7 @@ from dslpar.reporting import expert_loads
 from dslpar.reporting.expert_loads import LayerLoad
 from dslpar.reporting.run_dir import EXPERTS
 
-LOADS = [LayerLoad("blocks.0", 2, (0.5, 0.25, 0.25, 0.0)), LayerLoad("blocks.1", 1, (1.0,))]
+LOADS = [LayerLoad("blocks.0", 2, (0.5, 0.25, 0.25, 0.0)), LayerLoad("blocks.1", 1, (1.0,), 0.25)]
 
 
 def test_loads_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -33,6 +33,7 @@ def test_loads_are_read_as_they_were_written(tmp_path: Path) -> None:
         '{"step": 1, "layers": {"a": {"top_k": 1, "shares": []}}}',
         '{"step": 1, "layers": {"a": {"top_k": 1, "shares": [2]}}}',
         '{"step": 1, "layers": {"a": {"top_k": 1.5, "shares": [1]}}}',
+        '{"step": 1, "layers": {"a": {"top_k": 1, "shares": [1], "dropped": 2}}}',
     ],
 )
 def test_a_corrupted_file_is_an_error(content: str, tmp_path: Path) -> None:
@@ -47,6 +48,8 @@ def test_figures_are_the_most_uneven_layer_s() -> None:
     assert found["expert_max_over_mean"] == 2.0
     entropy = 0.5 * math.log(2) + 2 * 0.25 * math.log(4)
     assert found["expert_entropy"] == pytest.approx(entropy / math.log(4))
+    assert found["expert_dropped"] == 0.25
+    assert "expert_dropped" not in expert_loads.figures(LOADS[:1])
 
 
 def test_a_file_keeps_six_digits(tmp_path: Path) -> None:
