@@ -10,8 +10,8 @@ are two kinds: one set of constants for all stacks, and a set per stack, as from
 runs are filtered as the data's README says, and the unfiltered scores are beside. Ranking uses sets with at least four
 layouts, each as fast as its fastest run. It scores whether the fastest is among the forecast's first one, three and
 five, and how far behind it the best of the first three is. The runs of two sources are never fitted: Megatron-LM's of
-2021 (arXiv 2104.04473, 2201.11990), and those of arXiv 2205.05198. Nor are Megatron-Core's Mixtral, the only mixture,
-and the runs of published_runs_new_stacks.csv.
+2021 (arXiv 2104.04473, 2201.11990), and those of arXiv 2205.05198. Nor are mixtures of experts
+(`benchmarks.published_mixtures`), and the runs of published_runs_new_stacks.csv.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from math import exp, sqrt
 from statistics import mean, median
 
 from benchmarks import leave_out
-from benchmarks.forecast_fits import DATA, STACKS, UNFITTED, Data, fit, load, load_unfitted, thinned
-from benchmarks.published_runs import PublishedRun, by_set, mixture_runs, selective_recompute_runs
+from benchmarks.forecast_fits import DATA, STACKS, UNFITTED, Data, data_of, fit, load, load_unfitted, thinned
+from benchmarks.published_mixtures import mixture_runs
+from benchmarks.published_runs import PublishedRun, by_set, selective_recompute_runs
 from dslpar.forecast.calibrate import PRIOR_RUNS, Run, error_of, residuals_of
 from dslpar.forecast.constants import Constants
 from dslpar.forecast.step_time import terms_of
@@ -287,10 +288,10 @@ def _report_selective(found: Sequence[OutOfFold], table: Table) -> None:
 
 def _report_mixtures(found: Sequence[OutOfFold], table: Table) -> None:
     """Print the error on mixtures whose tokens are sent to experts, which no constant was fitted on."""
-    for run in mixture_runs():
-        terms = [Run(terms_of(run.workload, run.device, run.nodes), run.step_s)]
-        seeds = [Errors.of([residuals_of(terms, each)[0] for each in one.fits]).median for one in found]
-        table.line(f"{run.set} of {run.stack}, never fitted: error of its step", seeds)
+    mixtures = data_of(mixture_runs())
+    for run, terms in zip(mixtures.runs, mixtures.terms, strict=True):
+        seeds = [Errors.of([residuals_of([terms], each)[0] for each in one.fits]).median for one in found]
+        table.line(f"{run.set}, {run.stack}, never fitted: error of its step", seeds)
 
 
 def _new_defaults(data: Data) -> Iterator[str]:
@@ -316,7 +317,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data = load(options.data)
     seeds, folds, most = (1, 3, QUICK_RUNS) if options.quick else (options.seeds, options.folds, None)
     if options.leave_out:
-        print(*leave_out.report(leave_out.leave_out(data, load_unfitted(options.data))), sep="\n")
+        print(
+            *leave_out.report(leave_out.leave_out(data, load_unfitted(options.data), data_of(mixture_runs()))), sep="\n"
+        )
         return 0
     found = [cross_validate(data, seed, folds, most) for seed in range(seeds)]
     missed = report(data, found)

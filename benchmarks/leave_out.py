@@ -9,11 +9,13 @@ never fitted with constants of all fitted ones. The tables are
 - layouts of one model, compared within these stacks: the error of the ratio of two times (`RATIO`),
 - a calibration with three runs of the stack left out: the error on its other runs (`CALIBRATED`),
 - effects left out, such as a pipeline: its runs are forecast with constants of the runs without it. The largest of
-  these errors is that of an effect that no run has (`UNCOVERED`).
+  these errors is that of an effect that no run has (`UNCOVERED`),
+- mixtures of experts: the error of published steps (`benchmarks.published_mixtures`), with constants of all fitted
+  stacks, none of which has experts (`MIXTURES`).
 
 Fits use at most `MOST_RUNS` runs per stack. The last lines are these values as `dslpar.forecast.constants` stores them
-for `dslpar plan` to print. Eleven stacks are few, so all but the largest error of effects are upper bounds: what
-`CONFIDENCE` of drawings of as many stacks, with replacement, do not exceed.
+for `dslpar plan` to print. Eleven stacks are few, and so are five mixtures. All values but the largest error of
+effects are therefore upper bounds: what `CONFIDENCE` of drawings of as many groups, with replacement, do not exceed.
 """
 
 from __future__ import annotations
@@ -69,6 +71,8 @@ class LeftOut:
     """log of the forecast ratio of two layouts' times over the measured ratio, by stack."""
     calibrated: Residuals
     effects: Residuals
+    mixtures: Residuals
+    """By the name of the model."""
 
     @property
     def unseen_effect(self) -> Error:
@@ -76,7 +80,7 @@ class LeftOut:
         return widest(*(pooled({name: residuals}) for name, residuals in self.effects.items()))
 
 
-def leave_out(fitted: Data, unfitted: Data, most: int = MOST_RUNS) -> LeftOut:
+def leave_out(fitted: Data, unfitted: Data, mixtures: Data, most: int = MOST_RUNS) -> LeftOut:
     """Leave out each stack and each effect; fits use at most `most` runs per stack."""
     stacks: dict[str, list[float]] = {}
     ratios: dict[str, list[float]] = {}
@@ -90,7 +94,17 @@ def leave_out(fitted: Data, unfitted: Data, most: int = MOST_RUNS) -> LeftOut:
             ratios[stack] = _ratios([data.runs[i].set for i in held], stacks[stack])
             calibrated[stack] = _after_few_runs(data, held, constants)
     effects = {name: _of_effect(fitted, has, most) for name, has in EFFECTS.items()}
-    return LeftOut(stacks, _without_empty(ratios), _without_empty(calibrated), effects)
+    return LeftOut(
+        stacks, _without_empty(ratios), _without_empty(calibrated), effects, residuals_by_model(mixtures, whole)
+    )
+
+
+def residuals_by_model(mixtures: Data, constants: Constants) -> Residuals:
+    """Return the residuals of published mixtures, by the name of the model."""
+    found: dict[str, list[float]] = {}
+    for run, residual in zip(mixtures.runs, residuals_of(mixtures.terms, constants), strict=True):
+        found.setdefault(run.set.partition(" on ")[0], []).append(residual)
+    return found
 
 
 def _without_empty(groups: Residuals) -> Residuals:
@@ -171,9 +185,11 @@ def report(found: LeftOut) -> Iterator[str]:
     yield from _table("ratios of two layouts of a stack left out", found.ratios)
     yield from _table(f"a stack left out, after {ENOUGH_RUNS} of its runs", found.calibrated)
     yield from _table("effects left out", found.effects)
+    yield from _table("mixtures of experts", found.mixtures)
     values = {
         "ERROR": bounded(found.stacks),
         "UNCOVERED": found.unseen_effect,
+        "MIXTURES": bounded(found.mixtures),
         "CALIBRATED": bounded(found.calibrated),
         "RATIO": bounded(found.ratios),
     }

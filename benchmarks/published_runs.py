@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dslpar.core.mesh import Keep, Mesh, TensorMesh
-from dslpar.costs.any_model import flops_per_token
 from dslpar.forecast.device import Device, device_named
 from dslpar.forecast.links import Nodes
 from dslpar.forecast.workload import Framework, Recompute, Workload
@@ -22,7 +21,6 @@ from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import Counts, uniform
 from dslpar.models.gpt.section import GPT
-from dslpar.schema.sections import OtherModel
 
 STACKS = {
     "0": "nanotron",
@@ -295,44 +293,4 @@ def selective_recompute_runs() -> list[PublishedRun]:
             )
             name = f"2205.05198/{hidden}"
             made.append(PublishedRun("2205.05198", name, False, workload, device, Nodes(8, 200), step_s))
-    return made
-
-
-# Megatron-Core, megatron/core/transformer/moe/README.md ---------------------------------------------------------------
-
-_MEGATRON_CORE = Framework(name="Megatron-Core", overlaps_gather=True, buckets=None)
-"""The version of 2024, with --overlap-grad-reduce and --overlap-param-gather."""
-_MIXTURES = (
-    # class, layers, ranks, expert, pipe, chunks, micro-batch, global batch, sequence, TFLOP/s per GPU
-    ("MixtralForCausalLM", 32, 64, 8, 4, 8, 1, 256, 4096, 468.0),
-)
-
-
-def mixture_runs() -> list[PublishedRun]:
-    """Return the steps of mixtures that send tokens to their experts; none of them is ever fitted.
-
-    The layout is Megatron-Core's reference for Mixtral 8x7B on H100 (TP 1, EP 8, PP 4, VP 8), and 468 TFLOP/s what it
-    reports from version 0.9 on. Megatron counts attention's scores without the causal mask, and nothing twice.
-    """
-    made = []
-    for name, layers, world, expert, pipe, num, micro_size, samples, seq_len, tflops in _MIXTURES:
-        config = {"config": {"tie_word_embeddings": False}}
-        chunks, data = Chunks(pipe, num), world // pipe
-        workload = Workload(
-            model=OtherModel(target=f"transformers.{name}", args=config),
-            mesh=Mesh(pipe=pipe, data=data, tensor=TensorMesh(e=expert, exchanges_tokens=True)),
-            counts=uniform(layers, chunks.stages),
-            schedule=Schedule(chunks, samples // (data * micro_size)),
-            micro_size=micro_size,
-            seq_len=seq_len,
-            zero=1,
-            framework=_MEGATRON_CORE,
-        )
-        flops = flops_per_token(workload.model, seq_len)
-        assert flops is not None, "a model of the table"
-        per_token = 2 * flops.mfu_causal - flops.mfu_6n
-        step_s = samples * seq_len * per_token / (world * tflops * 1e12)
-        made.append(
-            PublishedRun("Megatron-Core", name, False, workload, device_named("h100-80g"), Nodes(8, 400), step_s)
-        )
     return made

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("--calibrate needs folders of runs, each with a config.yaml and a metrics.jsonl")
     runs = [each.run for each in measured]
     found, held_out = calibrate(runs), held_out_error(runs)
-    covers = {name for each in measured for name in each.forecast.uncovered} if len(runs) >= ENOUGH_RUNS else set()
+    covers = {name for each in measured for name in each.forecast.effects} if len(runs) >= ENOUGH_RUNS else set()
     path = Path(args.calibration or "calibration.json")
     try:
         path.write_text(constants.dump(found.constants, held_out, len(runs), covers), encoding="utf-8")

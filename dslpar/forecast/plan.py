@@ -21,13 +21,14 @@ frameworks, are the fastest of their kind. None of them is above 92 % (`python -
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from dslpar.costs.any_model import flops_per_token
 from dslpar.forecast.constants import DEFAULT, ENOUGH_RUNS, ERROR, RATIO, UNCOVERED, Constants, Error, widest
-from dslpar.forecast.coverage import uncovered
+from dslpar.forecast.coverage import effects_of
 from dslpar.forecast.device import Device
 from dslpar.forecast.host_memory import host_bytes
 from dslpar.forecast.links import Nodes
@@ -62,7 +63,7 @@ class Machine:
     num_runs: int = 0
     """Your own runs that `constants` were fitted to; 0 for defaults and for `dslpar measure`."""
     covers: frozenset[str] = frozenset()
-    """Effects of these runs that no published run has."""
+    """Effects of these runs that no fitted run has."""
 
     @property
     def is_calibrated(self) -> bool:
@@ -98,15 +99,20 @@ class Forecast:
         return step_time(self.workload, self._device, machine.nodes, machine.constants, self.replicas)
 
     @cached_property
+    def effects(self) -> Mapping[str, Error]:
+        """Effects that no fitted run has, published or your own, and their errors (`dslpar.forecast.coverage`)."""
+        found = effects_of(self.workload, self.machine.device)
+        return {name: error for name, error in found.items() if name not in self.machine.covers}
+
+    @property
     def uncovered(self) -> tuple[str, ...]:
-        """Effects that no measured run has, published or your own (`dslpar.forecast.coverage`)."""
-        found = uncovered(self.workload, self.machine.device)
-        return tuple(name for name in found if name not in self.machine.covers)
+        """Effects that no measured run has, published or your own."""
+        return tuple(name for name, error in self.effects.items() if error == UNCOVERED)
 
     @property
     def error(self) -> Error:
-        """Error of the step time: that of the constants, or a wider one if no measured run has one of the effects."""
-        return widest(self.machine.error, UNCOVERED) if self.uncovered else self.machine.error
+        """Error of the step time: that of the constants, or a wider one for effects that no fitted run has."""
+        return widest(self.machine.error, *self.effects.values())
 
     @property
     def _device(self) -> Device:

@@ -266,6 +266,8 @@ def _error_basis(own: Forecast) -> str:
     machine = own.machine
     if own.uncovered:
         return f"no measured run has {' or '.join(own.uncovered)}: the error is the largest of any effect left out"
+    if own.effects:
+        return f"the error is that of published steps with {' and '.join(own.effects)}, which no constant was fitted on"
     if machine.is_calibrated:
         return f"the error is that after calibration with {machine.num_runs} of your runs, on others"
     return f"the error is that for a software stack never measured: {ENOUGH_RUNS} of your runs reduce it (--calibrate)"
@@ -367,9 +369,9 @@ def _comparison(plan: Plan) -> Iterator[str]:
 
 
 def _ratio_error(one: Forecast, other: Forecast) -> Error:
-    """Return the error of the ratio of two layouts' times, which is larger if an uncovered effect is in one of them."""
-    same = set(one.uncovered) == set(other.uncovered)
-    return one.machine.comparison_error if same else widest(one.machine.comparison_error, UNCOVERED)
+    """Return the error of the ratio of two layouts' times, which is larger if one of them has an effect of its own."""
+    differ = {**one.effects, **other.effects}.items() - (one.effects.items() & other.effects.items())
+    return widest(one.machine.comparison_error, *(error for _, error in differ))
 
 
 def _reason(own: Forecast, best: Forecast) -> str:

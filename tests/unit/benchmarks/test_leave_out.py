@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import leave_out
 from benchmarks.forecast_fits import DATA, STACKS, UNFITTED, Data, data_of, load_unfitted
+from benchmarks.published_mixtures import mixture_runs
 from benchmarks.published_runs import published_run
 from dslpar.forecast.calibrate import residuals_of
 from dslpar.forecast.constants import DEFAULT, ERROR, Constants, Error
@@ -48,7 +49,7 @@ def test_a_stack_is_forecast_with_constants_of_the_others(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(leave_out, "fit", fit)
     monkeypatch.setattr(leave_out, "EFFECTS", {"fused attention": leave_out.EFFECTS["fused attention"]})
-    found = leave_out.leave_out(fitted, unfitted)
+    found = leave_out.leave_out(fitted, unfitted, data_of(mixture_runs()[:3]))
     assert fits == [{"nanotron", "vTrain single"}, {"vTrain single"}, {"nanotron"}, {"vTrain single"}]
     assert {name: len(residuals) for name, residuals in found.stacks.items()} == {
         "nanotron": 6,
@@ -62,6 +63,8 @@ def test_a_stack_is_forecast_with_constants_of_the_others(monkeypatch: pytest.Mo
     text = "\n".join(leave_out.report(found))
     assert "stacks left out" in text
     assert "ERROR = Error(half=" in text
+    assert set(found.mixtures) == {"Mixtral 8x7B", "Grok-1", "DeepSeek-V3"}
+    assert "MIXTURES = Error(half=" in text
 
 
 @needs_data

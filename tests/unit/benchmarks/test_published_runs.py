@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import os
-from math import exp, log
+from math import log
 
 import pytest
 
 from benchmarks import forecast
 from benchmarks.published_runs import (
-    PublishedRun,
     by_set,
     counts_of_row,
     is_scored,
-    mixture_runs,
     model_of_row,
     published_run,
     selective_recompute_runs,
 )
-from dslpar.forecast.calibrate import Run, residuals_of
+from dslpar.forecast.calibrate import residuals_of
 from dslpar.forecast.constants import DEFAULT
-from dslpar.forecast.step_time import terms_of
 from dslpar.layout.chunks import Chunks
 
 ROW = {
@@ -181,24 +178,6 @@ def test_runs_of_one_layout_are_one_alternative_as_fast_as_the_fastest() -> None
     )
     data = forecast.Data([slow, fast, other], [])
     assert forecast._layouts(data, [0, 1, 2]) == [1, 2]
-
-
-def test_the_published_mixture_sends_tokens_to_experts_and_is_forecast_too_slow() -> None:
-    """Megatron-Core's Mixtral: 468 TFLOP/s per GPU. No mixture was fitted, and the forecast is a fifth too slow."""
-    (run,) = mixture_runs()
-    mesh = run.workload.mesh
-    assert (mesh.world_size, mesh.pipe, mesh.size("expert"), mesh.size("expert_data")) == (64, 4, 8, 2)
-    # 6 N of 12.8 B active weights, and 12 L h s of attention's scores without a mask.
-    per_token = 6 * (12.75e9) + 12 * 32 * 4096 * 4096
-    assert run.step_s == pytest.approx(256 * 4096 * per_token / (64 * 468e12), rel=0.01)
-    error = terms_error(run)
-    assert 0.15 < error < 0.25, error
-
-
-def terms_error(run: PublishedRun) -> float:
-    """Return the forecast with the default constants over what was measured, less 1."""
-    (residual,) = residuals_of([Run(terms_of(run.workload, run.device, run.nodes), run.step_s)], DEFAULT)
-    return exp(residual) - 1
 
 
 # With data --------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.forecast_fits import DATA, load, load_unfitted
 from dslpar.core.mesh import Mesh, TensorMesh
-from dslpar.forecast.constants import CALIBRATED, ERROR, UNCOVERED
-from dslpar.forecast.coverage import uncovered
+from dslpar.forecast.constants import CALIBRATED, ERROR, MIXTURES, UNCOVERED, widest
+from dslpar.forecast.coverage import effects_of
 from dslpar.forecast.device import device_named
 from dslpar.forecast.host_memory import host_bytes, offloads_of
 from dslpar.forecast.plan import Machine, forecast
@@ -43,6 +43,7 @@ def workload(pipe: int = 1, tensor: TensorMesh = ONE, split: bool = False, **cha
 
 
 MIXTURE = OtherModel(target="transformers.MixtralForCausalLM", args={"config": {}})
+SENT = TensorMesh(e=4, exchanges_tokens=True)
 OFFLOAD = Framework(offloads_optimizer=True, buckets=Buckets(offloads_weights=True))
 
 
@@ -55,12 +56,8 @@ OFFLOAD = Framework(offloads_optimizer=True, buckets=Buckets(offloads_weights=Tr
         (workload(), "mi300x-192g", ("mi300x-192g",)),
         (workload(framework=OFFLOAD), "h100-80g", ("offload",)),
         (workload(recompute="full", offloads_inputs=True), "h100-80g", ("offload",)),
-        (workload(model=MIXTURE), "h100-80g", ("a mixture of experts",)),
-        (
-            workload(model=MIXTURE, tensor=TensorMesh(e=4, exchanges_tokens=True)),
-            "h100-80g",
-            ("experts over data ranks", "a mixture of experts"),
-        ),
+        (workload(model=MIXTURE), "h100-80g", ("a mixture that gathers its tokens",)),
+        (workload(model=MIXTURE, tensor=SENT), "h100-80g", ("experts over data ranks",)),
         (workload(pipe=2, split=True), "h100-80g", ("zero_bubble",)),
         (workload(tensor=TensorMesh(q=2, y=2, mode="2d", residual="hidden")), "h100-80g", ("mode 2d",)),
         (workload(tensor=TensorMesh(y=4, mode="1d", comm_overlap=True)), "h100-80g", ("comm_overlap",)),
@@ -68,12 +65,12 @@ OFFLOAD = Framework(offloads_optimizer=True, buckets=Buckets(offloads_weights=Tr
     ],
 )
 def test_what_no_run_covers(made: Workload, device: str, names: tuple[str, ...]) -> None:
-    assert uncovered(made, device_named(device)) == names
+    assert tuple(effects_of(made, device_named(device))) == names
 
 
 def test_layers_of_images_are_not_a_decoder_s() -> None:
     model = ResMLP(num_layers=8, hidden_size=384, image_size=224, patch_size=16, num_classes=1000)
-    assert uncovered(workload(model=model, seq_len=196), H100) == ("layers other than a decoder's",)
+    assert effects_of(workload(model=model, seq_len=196), H100) == {"layers other than a decoder's": UNCOVERED}
 
 
 def test_the_error_is_wider_for_an_effect_that_your_runs_have_not_either() -> None:
@@ -84,6 +81,15 @@ def test_the_error_is_wider_for_an_effect_that_your_runs_have_not_either() -> No
     assert forecast(workload(), calibrated).error == CALIBRATED
     assert forecast(made, calibrated).error == UNCOVERED
     assert forecast(made, replace(calibrated, covers=frozenset({"offload"}))).error == CALIBRATED
+
+
+def test_published_steps_of_mixtures_have_an_error_of_their_own() -> None:
+    made, machine = workload(model=MIXTURE, tensor=SENT), Machine.usual(H100)
+    assert (forecast(made, machine).error, forecast(made, machine).uncovered) == (widest(ERROR, MIXTURES), ())
+    calibrated = replace(machine, error=CALIBRATED, num_runs=5, covers=frozenset({"experts over data ranks"}))
+    assert forecast(made, calibrated).error == CALIBRATED
+    gathered = forecast(workload(model=MIXTURE), machine)
+    assert (gathered.error, gathered.uncovered) == (UNCOVERED, ("a mixture that gathers its tokens",))
 
 
 def test_the_host_holds_what_is_offloaded() -> None:
@@ -104,4 +110,4 @@ def test_the_host_holds_what_is_offloaded() -> None:
 def test_no_published_run_has_an_effect_that_is_called_uncovered() -> None:
     for data in (load(DATA), load_unfitted(DATA)):
         for run in data.runs:
-            assert uncovered(run.workload, run.device) == (), (run.stack, run.set)
+            assert effects_of(run.workload, run.device) == {}, (run.stack, run.set)
