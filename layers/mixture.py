@@ -219,7 +219,7 @@ class MixtureBlock(Block):
             message = (
                 "with mlp_chunks a mixture sees parts of a sequence, but capacity_factor selects among all its tokens"
             )
-            hint = "leave mlp_chunks out; or leave capacity_factor out"
+            hint = "leave mlp_chunks out; or leave model.experts.capacity_factor out"
             raise_finding("TEN224", message, hint, key="activation_checkpoint.mlp_chunks")
         parts = [part for part in x.tensor_split(self.mlp_chunks, 1) if part.shape[1]]
         found = [checkpoint(self._add_mixture, part, shared, use_reentrant=False) for part in parts]

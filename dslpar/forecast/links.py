@@ -123,8 +123,8 @@ def transfer(kind: str, group: Group, device: Device, nodes: Nodes, sent_bytes: 
     Hops within a node are log2(ranks), since NCCL's algorithms need fewer than a ring, and twice as many for an
     all-reduce. Between nodes a ring has one hop per other rank, and an all-reduce goes up and down a tree. A message
     (`send`) takes one hop, over the network card of the sending device. In an all-to-all each device sends to other
-    nodes over its own card, while in a ring only the last device of a node does. All its messages are under way at the
-    same time, so it takes one hop too.
+    nodes over its own card, while in a ring only the last device of a node does. Its messages are under way at the same
+    time, so it has log2(ranks) hops between nodes too.
     """
     size, inner, share = group
     if size == 1:
@@ -134,7 +134,7 @@ def transfer(kind: str, group: Group, device: Device, nodes: Nodes, sent_bytes: 
         hops = 1.0 if kind == "send" else log2(size) * (2 if kind == "all_reduce" else 1)
         return Transfer(link_s, 0.0, 0.0, calls * hops, 0.0, calls)
     others = size / inner - 1
-    nic_hops = 1.0 if kind in ("send", "all_to_all") else TREE_HOPS * others if kind == "all_reduce" else size - 1
+    nic_hops = {"send": 1.0, "all_to_all": log2(size), "all_reduce": TREE_HOPS * others}.get(kind, size - 1)
     if kind == "all_to_all":
         leaving, cards = (size - inner) / (size - 1), 1 / nodes.per_node
     else:

@@ -124,10 +124,13 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Name -> model type and sizes."""
 OF_TRANSFORMERS = tuple(name for name, (kind, _) in FAMILIES.items() if kind.startswith("transformers."))
 
-OWN_ROUTERS = ("DeepSeek-V3", "DeepSeek-V2", "GLM-4.5", "GPT-OSS", "GPT, experts", "GPT, sigmoid")
-"""Mixtures of which only rows written by hand are proved."""
-MIXTURES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE", *OWN_ROUTERS)
+MIXTURES = (
+    *("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE"),
+    *("DeepSeek-V3", "DeepSeek-V2", "GLM-4.5", "GPT-OSS", "GPT, experts", "GPT, sigmoid"),
+)
 """Families with experts, whose tokens `parallel.expert` sends to them."""
+BALANCED = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE", "GPT, experts")
+"""Mixtures that can have a load-balancing loss."""
 
 DECODERS = tuple(name for name, (kind, _) in FAMILIES.items() if kind.endswith(("ForCausalLM", "LMHeadModel")))
 """Families with an optional own head, and linears that can have adapters."""
@@ -167,7 +170,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 FACTORS: Mapping[str, tuple[Any, ...]] = {
-    "family": tuple(name for name in FAMILIES if name not in OWN_ROUTERS),
+    "family": tuple(FAMILIES),
     "mode": tuple(MODES),
     "keep": (None, "x", "w", "both", "none"),
     "residual": (None, "replicated", "sequence", "hidden", "batch"),
@@ -178,6 +181,7 @@ FACTORS: Mapping[str, tuple[Any, ...]] = {
     "schedule": tuple(SCHEDULES),
     "data": (1, 2, 3),
     "expert": (0, 1, 2, 4),  # data ranks that divide the experts; 0: tokens are gathered
+    "balance": (False, True),
     "zero": (0, 1, 2, 3),
     "param_gather": (False, True),
     "offload": (False, True),
@@ -265,6 +269,8 @@ def _model(row: Row) -> dict[str, Any]:
     kind, sizes = FAMILIES[row["family"]]
     if kind == "GPT":
         own = {"num_layers": LAYERS, "hidden_size": HIDDEN, "num_heads": HEADS, "vocab_size": VOCABULARY}
+        if row["family"] in BALANCED:
+            sizes = {**sizes, "experts": {**sizes["experts"], "balance": 0.02 if row["balance"] else 0.0}}
         return {"type": "GPT", **own, "max_seq_len": LENGTH, **sizes, "tie_embeddings": row["tied"]}
     if kind in ("ResMLP", "MoCo"):
         heads = {"num_heads": HEADS} if kind == "MoCo" else {}
@@ -274,6 +280,8 @@ def _model(row: Row) -> dict[str, Any]:
     config = dict(sizes)
     if row["family"] in DECODERS:
         config["tie_word_embeddings"] = row["tied"]
+    if row["balance"]:
+        config |= {"output_router_logits": True, "router_aux_loss_coef": 0.02}
     model = {"type": kind, "config": config}
     return model | ({"lora": {"r": 4, "lora_alpha": 8}} if row["adapters"] else {})
 

@@ -155,7 +155,7 @@ def capacity_of_chunks(cx: Context) -> Iterator[Problem]:
     if factor is not None and checkpointing is not None and checkpointing.mlp_chunks > 1:
         message = "with mlp_chunks a mixture sees parts of a sequence, but capacity_factor selects among all its tokens"
         key = ("activation_checkpoint.mlp_chunks", "model.experts.capacity_factor")
-        yield cx.problem(key, message, "leave mlp_chunks out; or leave capacity_factor out")
+        yield cx.problem(key, message, "leave mlp_chunks out; or leave model.experts.capacity_factor out")
 
 
 def _attention(cx: Context, code: str, field: str) -> Iterator[Problem]:

@@ -5,6 +5,7 @@
 
     rows("daily")           # strength 2, of few families, in up to 8 ranks: `make test`
     rows("prove")           # all families with all else in pairs; what divides a model in triples, up to 16 ranks
+    rows("mixtures")        # mixtures of experts in pairs, up to 8 ranks, tokens gathered and sent
     rows("compiled")        # each level once with layers that torch compiles, 20 s of a core for each of up to 4 ranks
 
 Most faults need one level of one factor, or two together; few need three (Kuhn, Wallace and Gallo, "Software fault
@@ -24,13 +25,13 @@ from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 
 from tests.support.layout_factors import (
+    BALANCED,
     CONTEXTS,
     DECODERS,
     FACTORS,
     FAMILIES,
     MIXTURES,
     MODES,
-    OWN_ROUTERS,
     Row,
     findings_of,
 )
@@ -85,6 +86,17 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         ("data", "expert"), lambda r: r["data"] % max(r["expert"], 1) == 0, "replicas hold equal numbers of experts"
     ),
     Constraint(("family", "expert"), lambda r: not r["expert"] or r["family"] in MIXTURES, "there are no experts"),
+    Constraint(("family", "balance"), lambda r: not r["balance"] or r["family"] in BALANCED, "there is no such loss"),
+    Constraint(
+        ("family", "context"),
+        lambda r: r["context"] == "none" or r["family"] != "GPT-OSS",
+        "no attention over ranks has its sinks",
+    ),
+    Constraint(
+        ("family", "mode"),
+        lambda r: not r["mode"].startswith(("ring", "ulysses")) or r["family"] != "GPT-OSS",
+        "no attention over ranks has its sinks",
+    ),
     Constraint(
         ("expert", "zero"), lambda r: r["expert"] < 2 or r["zero"] < 3, "ZeRO 3 shards weights over all replicas"
     ),
@@ -154,8 +166,9 @@ class Array(NamedTuple):
 
 
 _OTHERS: Mapping[str, tuple[Any, ...]] = {
-    "family": tuple(each for each in FAMILIES if each not in ("Qwen2-MoE", "OLMoE", *OWN_ROUTERS)),
+    "family": tuple(each for each in FAMILIES if each not in MIXTURES or each in ("Mixtral", "Qwen3-MoE")),
     "expert": (0,),
+    "balance": (False,),
 }
 """Levels of layouts without `parallel.expert`."""
 _FEW_FAMILIES = ("GPT", "Llama's form", "ResMLP", "MoCo", "layers_cfg", "BERT", "T5", "Llama")
@@ -181,6 +194,30 @@ ARRAYS: Mapping[str, Array] = {
         {**FACTORS, **_OTHERS, "compile": (False,)},
         16,
         ("mode", "pipe", "schedule", "data", "zero", "context", "recompute", "overlap"),
+    ),
+    "mixtures": Array(
+        {
+            **FACTORS,
+            "family": MIXTURES,
+            "mode": ("none", "1d 2", "1d 2 sequence", "2d 4", "3d 8", "cuboid 1 2 2", "2.5d 2"),
+            "keep": (None,),
+            "residual": (None,),
+            "inner": (None,),
+            "overlap": (False,),
+            "context": ("none", "ring 2", "ulysses 2"),
+            "pipe": (1, 2),
+            "data": (1, 2, 4),
+            "param_gather": (False,),
+            "offload": (False,),
+            "recompute": (0, 1),
+            "compile": (False,),
+            "loss_chunks": (1,),
+            "tied": (True,),
+            "accumulation": (1, 2),
+            "optimizer": ("AdamW",),
+            "order": (None,),
+        },
+        8,
     ),
     # Recompute wherever it is legal: a graph that runs again must save the same tensors.
     "compiled": Array({**FACTORS, **_OTHERS, "compile": (True,), "recompute": (1, 2, 0)}, 4, strength=1),
@@ -283,6 +320,11 @@ def _with_fewer_ranks(held: Sequence[Row], array: Array) -> list[dict[str, Any]]
     return left
 
 
+_DRAWS = 4
+"""Ways to draw an array, of which the one with the fewest ranks is kept: their numbers of rows differ by a factor of 4.
+"""
+
+
 def make(name: str) -> list[dict[str, Any]]:
     """Make an array."""
     import covertable
@@ -295,11 +337,21 @@ def make(name: str) -> list[dict[str, Any]]:
         "evaluate": lambda row: world_size(row) <= array.most_ranks,
     }
     more = {"sub_models": [{"fields": list(array.triples), "strength": 3}]} if array.triples else {}
-    levels = {name: list(each) for name, each in array.factors.items()}
-    made: list[dict[str, Any]] = covertable.make(
-        levels, strength=array.strength, constraints=[*constraints, sized], **more
-    )
-    return _with_fewer_ranks(made, array)
+    alone = {name: each[0] for name, each in array.factors.items() if len(each) == 1}
+    levels = {name: list(each) for name, each in array.factors.items() if name not in alone}
+    drawn = [
+        covertable.make(
+            levels,
+            strength=array.strength,
+            constraints=[*constraints, sized],
+            sorter=covertable.sorters.random,
+            seed=seed,
+            **more,
+        )
+        for seed in range(_DRAWS)
+    ]
+    made = [_with_fewer_ranks([{**alone, **row} for row in each], array) for each in drawn]
+    return min(made, key=lambda each: sum(map(world_size, each)))
 
 
 def repair(name: str) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from dslpar.parity.prove import prove
 from tests.properties.layouts import arrays
 from tests.properties.layouts.arrays import ARRAYS, CONSTRAINTS, legal, missing, missing_of, repair, rows
 from tests.support.compiled import TORCH_S_OWN_WARNINGS
-from tests.support.layout_factors import OF_TRANSFORMERS, OWN_ROUTERS, PLAIN, Row, describe, findings_of, job_of
+from tests.support.layout_factors import OF_TRANSFORMERS, PLAIN, Row, describe, findings_of, job_of
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 EXPERTS: list[Row] = [
@@ -28,21 +28,12 @@ EXPERTS: list[Row] = [
     )
 ]
 """Mixtures whose tokens are sent to experts on other replicas."""
-_2D, _PIPED = {"mode": "2d 4", "data": 2, "expert": 2}, {"pipe": 2, "data": 2, "expert": 2, "accumulation": 2}
-OF_OWN_ROUTERS: list[Row] = [
-    {**PLAIN, "family": family, "zero": 1, **more}
-    for family in OWN_ROUTERS
-    for more in (
-        {"mode": "1d 2", "data": 2, "expert": 2, "zero": 2, "clip": 1.0},
-        {"mode": "1d 2", "data": 2},
-        {**_2D, "recompute": 1},
-        {**_PIPED, "zero": 0},
-        {**_PIPED, "mode": "1d 2 sequence", "schedule": "zero_bubble"},
-        {"context": "ring 2", "data": 2, "expert": 2},
-    )
-    if (family, more.get("context")) != ("GPT-OSS", "ring 2")
-] + [
-    {**PLAIN, "family": "GPT, experts", "zero": 1, **more}
+_OTHER_ROUTERS: list[Row] = [
+    {**PLAIN, "family": family, "mode": "1d 2", "data": 2, "expert": 2, "zero": 2, "clip": 1.0}
+    for family in ("DeepSeek-V3", "GPT-OSS", "GPT, experts")
+]
+_OF_GPT: list[Row] = [
+    {**PLAIN, "family": "GPT, experts", "balance": True, "zero": 1, **more}
     for more in (
         {"mode": "1d 2", "data": 2, "zero": 3},
         {"mode": "3d 8", "loss_chunks": 3, "recompute": 2},
@@ -54,12 +45,9 @@ OF_OWN_ROUTERS: list[Row] = [
         {"mode": "1d 2", "compile": True},
     )
 ]
-"""Mixtures with routers of their own: tokens gathered, and sent to experts on other replicas."""
-_FIRST = [
-    row for row in OF_OWN_ROUTERS if row["zero"] == 2 and row["family"] in ("DeepSeek-V3", "GPT-OSS", "GPT, experts")
-]
-DAILY = [*rows("daily"), *EXPERTS, *_FIRST]
-PROVE = [*rows("prove"), *rows("compiled"), *(row for row in OF_OWN_ROUTERS if row not in _FIRST)]
+"""Levels that the array of mixtures has not."""
+DAILY = [*rows("daily"), *EXPERTS, *_OTHER_ROUTERS]
+PROVE = [*rows("prove"), *rows("mixtures"), *rows("compiled"), *_OF_GPT]
 
 
 def cases(of: list[Row], *marks: pytest.MarkDecorator) -> list[object]:
@@ -149,6 +137,9 @@ def test_what_constraints_leave_out_is_refused_or_means_nothing() -> None:
         {"pipe": 2, "zero": 2},
         {"offload": True},
         {"family": "Mixtral", "data": 3, "expert": 2},
+        {"family": "DeepSeek-V3", "balance": True},
+        {"family": "GPT-OSS", "context": "ring 2"},
+        {"family": "GPT-OSS", "mode": "ring 2"},
         {"family": "Mixtral", "data": 2, "expert": 2, "zero": 3},
         {"family": "Mixtral", "data": 2, "expert": 2, "zero": 1, "offload": True},
         {"zero": 3, "compile": True},

@@ -15,15 +15,17 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
+from unittest.mock import patch
 
 import deepspeed
 import deepspeed.runtime.zero.muon.muon_optimizer  # once here, not in every fork
 import torch
 import torch.fx.experimental.symbolic_shapes
 import torch.utils.tensorboard
+from torch import Tensor
 
 from dslpar.core.errors import DslparError, Finding, has_errors
-from dslpar.distributed import deepspeed_patches
+from dslpar.distributed import collectives, deepspeed_patches
 from dslpar.distributed.groups import Groups
 from dslpar.dry_run.even_routing import even_routing
 from dslpar.engine.build import build_engine
@@ -131,10 +133,19 @@ def _run(job: Job, rank: int) -> bool:
         job = monitors.without_monitors(job)  # as with --dry-run: W&B would start a process of its own
     deepspeed_patches.skip_shm_op()
     # A fake all-to-all leaves the sizes and the tokens that it should receive as they were.
-    with fake_world(rank, world), even_routing(), logging.prints_to_log(None):
+    exchange = patch.object(collectives, "exchange_rows", _exchange_rows)
+    with fake_world(rank, world), even_routing(), exchange, logging.prints_to_log(None):
         deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False, verbose=False)
         engine = build_engine(job, Groups(job.mesh), all_counted=True)
         return _step(engine)
+
+
+_exchange = collectives.exchange_rows
+
+
+def _exchange_rows(x: Tensor, axis: collectives.Axis, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    """Exchange rows with fake ranks: torch's fake group has nothing to give a rank that sends no row."""
+    return _exchange(x, axis, sent, received) if len(x) else x.new_zeros((sum(received), *x.shape[1:]))
 
 
 def _step(engine: Engine) -> bool:
