@@ -12,6 +12,10 @@ inward     [r, H/z], [F/y, r]            A: z; B: y             A: d, q, y; B: d
 outward    [r, F/y], [H/z, r]            A: y; B: z             A: d, q, z; B: d, q, y
 =========  ============================  =====================  ==============================
 
+Weights of experts [E, out, in] have adapters A [E, r, in] and B [E, out, r], one pair per expert, which are added to
+the weights before each use: W + s B A (`ExpertAdapter`). This is peft's way with `target_parameters`, and allows no
+dropout. It needs memory for the sum as large as W, and the product of W's gradient.
+
 (LoRA in NeMo, on Megatron-LM, cuts only A or only B and sends activations for the other. The backward recomputes X A^T,
 as Unsloth does, so the adapter saves no tensors beyond the linear's.)
 """
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -81,6 +86,33 @@ class Applied(NamedTuple):
         return x * kept / (1 - self.adapter.dropout)
 
 
+class ExpertAdapter(NamedTuple):
+    """Low-rank adapters of all experts' weights that are in one parameter; their matrices are parameters beside it."""
+
+    name: str
+    """The parameter."""
+    scale: float
+    transposed: bool = False
+    """Whether the parameter is [E, in, out]."""
+
+    @property
+    def matrices(self) -> tuple[str, str]:
+        """Names of A and B among the module's parameters."""
+        return f"{self.name}_lora_A", f"{self.name}_lora_B"
+
+    def added(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Return the weights of this rank's experts with their adapters: W + s B A."""
+        left, right = (a.transpose(1, 2), b.transpose(1, 2)) if self.transposed else (b, a)
+        return torch.baddbmm(weight, left, right, alpha=self.scale)
+
+
+def placements_of_experts(weight: Placement, r: int, *, transposed: bool) -> tuple[Placement, Placement]:
+    """Return the placements of A and B for a parameter of experts' weights; experts are cut as in the parameter."""
+    experts, *features = weight.shape
+    outputs, inputs = reversed(features) if transposed else features
+    return replace(weight, shape=(experts, r, inputs)), replace(weight, shape=(experts, outputs, r))
+
+
 def placements(weight: Placement, r: int, blocks: Sequence[int]) -> tuple[Placement, Placement]:
     """Return the placements of A and B for a linear's weight; `blocks` are the lengths of the adapted blocks."""
     outputs, inputs = weight.cuts
@@ -103,8 +135,8 @@ class KaimingUniform(NamedTuple):
     """Draw from U(-1/sqrt(inputs), 1/sqrt(inputs)), as torch's Linear and peft draw A."""
 
     def piece(self, placement: Placement, coord: Mapping[str, int], seed: int, name: str) -> Tensor:
-        """Draw the matrix [r, inputs] whole, float32 on the CPU, and cut the piece of the rank at `coord`."""
+        """Draw the matrix [..., r, inputs] whole, float32 on the CPU, and cut the piece of the rank at `coord`."""
         generator = torch.Generator("cpu").manual_seed(stable_hash(seed, name))
         full = torch.empty(placement.shape, dtype=torch.float32, device="cpu")
-        bound = 1 / math.sqrt(placement.shape[1])
+        bound = 1 / math.sqrt(placement.shape[-1])
         return placement.cut(full.uniform_(-bound, bound, generator=generator), coord)

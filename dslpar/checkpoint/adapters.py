@@ -10,10 +10,21 @@ from torch import Tensor
 from dslpar.checkpoint.tensor_reader import TensorReader
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
+from dslpar.layers.lora import ExpertAdapter
 from dslpar.models.pretrained import Source
+from dslpar.policies.experts import Experts
 from dslpar.policies.lora import parameters_with_peft_names
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.weights import Part, parameters_with_sources, parts
+
+
+class OfExperts(NamedTuple):
+    """The matrices of the adapters of one parameter of experts."""
+
+    adapter: ExpertAdapter
+    a: str
+    b: str
+    """Names of A and B in the checkpoint."""
 
 
 class Contents(NamedTuple):
@@ -27,13 +38,21 @@ class Contents(NamedTuple):
     """Names of the adapters' A and B as in peft -> parameter names in the checkpoint."""
     scale: float = 1.0
     """Factor s of an adapter's update s B A."""
+    of_experts: Mapping[str, OfExperts] = {}
+    """Adapters of experts' weights, by the weight's name in transformers' state dict."""
 
     def is_adapted(self, state: str) -> bool:
         """Return whether a weight has an adapter."""
-        return state.endswith(".weight") and _matrix(state, "lora_A") in self.matrices
+        return state in self.of_experts or (state.endswith(".weight") and _matrix(state, "lora_A") in self.matrices)
 
     def delta(self, reader: TensorReader, state: str) -> Tensor:
-        """Return the update that an adapter adds to a weight: s B A, float32 [out, in]."""
+        """Return the update that an adapter adds to a weight: s B A, float32 [out, in], or of the shape of experts."""
+        if state in self.of_experts:
+            found = self.of_experts[state]
+            a, b = (reader.full(each).float() for each in (found.a, found.b))
+            adapter = found.adapter
+            features = (a.shape[2], b.shape[1]) if adapter.transposed else (b.shape[1], a.shape[2])
+            return adapter.added(a.new_zeros(len(a), *features), a, b)
         a, b = (reader.full(self.matrices[_matrix(state, each)]).float() for each in ("lora_A", "lora_B"))
         return self.scale * (b @ a)
 
@@ -47,6 +66,7 @@ def contents(model: HuggingFaceModel) -> Contents:
     sources: list[tuple[str, tuple[Source, ...]]] = []
     trained: set[str] = set()
     matrices: dict[str, str] = {}
+    of_experts: dict[str, OfExperts] = {}
     for layer in model.layers(Groups(Mesh())):
         if layer.tied is not None:
             continue
@@ -54,7 +74,11 @@ def contents(model: HuggingFaceModel) -> Contents:
         for name, p, of in parameters_with_sources(module):
             sources.append((f"{layer.owner}.{name}", of))
             trained |= {source.name for source in of if p.requires_grad}
+        for path, owner in module.named_modules():
+            for adapter in owner.adapters if isinstance(owner, Experts) else ():
+                a, b = (".".join(filter(None, (layer.owner, path, each))) for each in adapter.matrices)
+                of_experts[owner.sources[adapter.name][0].name] = OfExperts(adapter, a, b)
         matrices |= {own: f"{layer.owner}.{name}" for name, _, own in parameters_with_peft_names(module)}
     shapes = {name: tuple(state.shape) for name, state in model.model.state_dict().items()}
     scale = 1.0 if model.adapters is None else model.adapters.lora.scale
-    return Contents(parts(sources, shapes), frozenset(trained), matrices, scale)
+    return Contents(parts(sources, shapes), frozenset(trained), matrices, scale, of_experts)

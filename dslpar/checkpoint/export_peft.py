@@ -76,9 +76,17 @@ def export_peft(
     return folder.list_files(output)
 
 
+def _matrix(reader: TensorReader, key: str, parameter: str) -> Tensor:
+    from dslpar.policies.lora import in_peft_s_form
+
+    return in_peft_s_form(key, reader.full(parameter))
+
+
 def _tensors(
     checkpoint: Checkpoint, model: HuggingFaceModel, found: Contents, dtype: str | None
 ) -> Iterator[LazyTensor]:
+    from dslpar.policies.lora import in_peft_s_form
+
     index = load_index(Path(checkpoint.path))
     reader, states = TensorReader(Path(checkpoint.path), index), model.model.state_dict()
     assert model.adapters is not None
@@ -88,7 +96,8 @@ def _tensors(
         return LazyTensor(_PREFIX + key, target, shape, lambda: export.convert(key, read(), target))
 
     for key, parameter in found.matrices.items():
-        yield lazy(key, parameter, index.parameters[parameter].shape, partial(reader.full, parameter))
+        shape = tuple(in_peft_s_form(key, torch.empty(index.parameters[parameter].shape, device="meta")).shape)
+        yield lazy(key, parameter, shape, partial(_matrix, reader, key, parameter))
     for name in found.trained:
         module, _, own = name.rpartition(".")
         key = f"{module}.base_layer.{own}" if module in model.adapters.targets else name

@@ -224,6 +224,21 @@ class Mixture(Layer):
 
 
 @dataclass(frozen=True)
+class ExpertAdapters(Layer):
+    """Low-rank adapters of the frozen weights of a mixture's experts, which each use adds to the weights."""
+
+    num_experts: int
+    active: int
+    r: int
+    weights: tuple[tuple[int, int], ...]
+    """(input, output) features of each adapted weight of an expert."""
+
+    def share(self, tensor: TensorMesh) -> int:
+        """Return the number of experts that a rank has places for."""
+        return -(-self.num_experts // (tensor.e * tensor.size))
+
+
+@dataclass(frozen=True)
 class GatheredMixture(Layer):
     """Mixture that runs on all tokens of a replica, which every rank of the tensor group gathers.
 

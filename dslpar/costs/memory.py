@@ -213,6 +213,15 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> LayerMe
     )
 
 
+def expert_adapters(layer: sizes.ExpertAdapters, tensor: TensorMesh, tokens: Number) -> LayerMemory:
+    """Count the adapters of a rank's experts, and the weights with adapters that autograd saves."""
+    share = layer.share(tensor)
+    weights = share * sum(layer.r * (inputs + outputs) for inputs, outputs in layer.weights)
+    saved = share * sum(inputs * outputs for inputs, outputs in layer.weights) if tokens else 0
+    experts = weights if tensor.exchanges_tokens else 0
+    return LayerMemory(weights=weights, saved=Saved(elements=saved), experts=experts)
+
+
 def _gathered_mixture(layer: sizes.GatheredMixture, tensor: TensorMesh, tokens: Number) -> LayerMemory:
     return total(layer.layers, tensor, tokens)
 
@@ -298,6 +307,7 @@ FORMS: Forms[LayerMemory] = {
     sizes.FirstToken: _nothing,
     sizes.ForwardOnly: _forward_only,
     sizes.GatheredInner: _nothing,
+    sizes.ExpertAdapters: expert_adapters,
     sizes.GatheredMixture: _gathered_mixture,
     sizes.Head: head,
     sizes.Linear: linear,

@@ -350,6 +350,7 @@ FORMS: Forms[LayerTraffic] = {
     sizes.FirstToken: first_token,
     sizes.ForwardOnly: _forward_only,
     sizes.GatheredInner: gathered_inner,
+    sizes.ExpertAdapters: _nothing,
     sizes.GatheredMixture: _gathered_mixture,
     sizes.Head: head,
     sizes.Linear: linear,

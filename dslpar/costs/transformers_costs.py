@@ -26,7 +26,17 @@ from dslpar.costs.adapters import Adapter, AdapterSizes
 from dslpar.costs.collective_traffic import Number
 from dslpar.costs.family_interface import costs_of
 from dslpar.costs.flops import Flops
-from dslpar.costs.layers import Activation, AttentionCore, GatheredMixture, Layers, Linear, Mixture, ModelLayers, mlp
+from dslpar.costs.layers import (
+    Activation,
+    AttentionCore,
+    ExpertAdapters,
+    GatheredMixture,
+    Layers,
+    Linear,
+    Mixture,
+    ModelLayers,
+    mlp,
+)
 from dslpar.costs.model_costs import Costs, CostsFunction, ModelCosts, function_of
 from dslpar.layout import transformers_costs
 from dslpar.schema import families
@@ -107,7 +117,7 @@ def costs_function(config: TransformersConfig | None, seq_len: int, lora: LoRA |
     family: Any = costs_of(gpt)
     adapters = None if lora is None else adapter_sizes(config, gpt, lora)
     of_gpt: ModelLayers = family.layers(gpt, seq_len, adapters, causal=config.is_causal)
-    kinds = _kinds(config, of_gpt, seq_len, adapters)
+    kinds = _kinds(config, of_gpt, seq_len, adapters, lora)
     gathered, exchanging = (function_of(_with_kinds(of_gpt, kinds, exchanges)) for exchanges in (False, True))
     has_mixtures = any(kind.mixture is not None for kind in kinds)
 
@@ -131,7 +141,11 @@ def _with_kinds(of_gpt: ModelLayers, kinds: Sequence[_Kind], exchanges: bool) ->
 
 
 def _kinds(
-    config: TransformersConfig, of_gpt: ModelLayers, seq_len: int, adapters: AdapterSizes | None
+    config: TransformersConfig,
+    of_gpt: ModelLayers,
+    seq_len: int,
+    adapters: AdapterSizes | None,
+    lora: LoRA | None,
 ) -> Sequence[_Kind]:
     """Return the kind of each block: with experts, or one of the first blocks of some models, with an MLP.
 
@@ -151,7 +165,9 @@ def _kinds(
     gathered, sent = of_gpt.mlp_part, None
     if mixture is not None:
         of_active = tuple(each for each in of_gpt.mlp_part if isinstance(each, Linear | Activation))
-        gathered, sent = (*norm_and_add, GatheredMixture(of_active, mixture)), (*norm_and_add, mixture)
+        beside = _expert_adapters(mixture, lora)
+        gathered = (*norm_and_add, GatheredMixture(of_active, mixture), *beside)
+        sent = (*norm_and_add, mixture, *beside)
     with_experts = kind(gathered, sent, parameters[-1])
     if not config.num_dense or ffn is None:
         return [with_experts] * len(parameters)
@@ -160,8 +176,26 @@ def _kinds(
     return [dense if number < config.num_dense else with_experts for number in range(len(parameters))]
 
 
+_OF_EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+
+
+def _expert_adapters(mixture: Mixture, lora: LoRA | None) -> Layers:
+    """Return the adapters of experts' weights, if there are any."""
+    targets = () if lora is None else lora.target_parameters
+    features = ((mixture.hidden_size, 2 * mixture.ffn_size), (mixture.ffn_size, mixture.hidden_size))
+    adapted = [
+        sizes
+        for name, sizes in zip(_OF_EXPERTS, features, strict=True)
+        if any(f".{name}".endswith(f".{target}") or target.endswith(f".{name}") for target in targets)
+    ]
+    if lora is None or not adapted:
+        return ()
+    return (ExpertAdapters(mixture.num_experts, mixture.active, lora.r, tuple(adapted)),)
+
+
 def _without_adapters(layers: Layers) -> Layers:
-    linears = (each.layers if isinstance(each, GatheredMixture) else (each,) for each in layers)
+    kept = [each for each in layers if not isinstance(each, ExpertAdapters)]
+    linears = (each.layers if isinstance(each, GatheredMixture) else (each,) for each in kept)
     return tuple(replace(each, adapters=None) if isinstance(each, Linear) else each for each in chain(*linears))
 
 

@@ -206,6 +206,17 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> Work:
     return Work(products=tuple(products), grouped=grouped, elementwise=elementwise)
 
 
+def expert_adapters(layer: sizes.ExpertAdapters, tensor: TensorMesh, tokens: Number) -> Work:
+    """Count the sums of experts' weights and adapters, and the gradients of these sums at the even load."""
+    share = float(layer.share(tensor))
+    rows = float(tokens) * layer.active * tensor.e * share / layer.num_experts
+    sums = tuple(Product(share * outputs, float(layer.r), float(inputs)) for inputs, outputs in layer.weights)
+    # A product of `frozen` runs twice, forward and backward; a weight's gradient is one product.
+    gradients = tuple(Product(rows / 2, float(inputs), float(outputs)) for inputs, outputs in layer.weights)
+    moved = 3 * share * sum(float(inputs * outputs) for inputs, outputs in layer.weights)
+    return Work(adapters=sums, frozen=gradients, elementwise=moved)
+
+
 def gathered_mixture(layer: sizes.GatheredMixture, tensor: TensorMesh, tokens: Number) -> Work:
     """Count a mixture on gathered tokens: each rank computes the rows of its own experts, at the even load.
 
@@ -270,6 +281,7 @@ FORMS: Forms[Work] = {
     sizes.FirstToken: _nothing,
     sizes.ForwardOnly: _forward_only,
     sizes.GatheredInner: _nothing,
+    sizes.ExpertAdapters: expert_adapters,
     sizes.GatheredMixture: gathered_mixture,
     sizes.Head: head,
     sizes.Linear: linear,

@@ -136,7 +136,10 @@ class _Application:
         if dropout.drops_samples(module):
             return dropout.SampleDropout(groups, module, self.stream)
         if match(policy.experts, name):
-            return experts.Experts(groups, module, name)
+            made = experts.Experts(groups, module, name)
+            if self.cut.adapters:
+                self.cut.adapters.adapt_experts(made, name)
+            return made
         if match(policy.routers, name):
             return modules.Uncut(groups, module, name, TENSOR_AXES)
         if isinstance(module, nn.Linear) and self._is_in_mixture(name) and (role := self._role(name)):

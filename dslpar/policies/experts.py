@@ -49,8 +49,9 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.distinct_tokens import DistinctTokens
 from dslpar.layers.expert_load import ExpertLoad
+from dslpar.layers.lora import ExpertAdapter, KaimingUniform, placements_of_experts
 from dslpar.layers.operand_shardings import Role
-from dslpar.layers.parameter import ZEROS, Layer, parameter
+from dslpar.layers.parameter import ZEROS, Layer, parameter, placement_of
 from dslpar.layers.placement import Placement
 from dslpar.layers.token_exchange import TokenExchange
 from dslpar.policies.errors import NEEDS_OWN_CODE
@@ -173,6 +174,21 @@ class Experts(Layer):
         own.num_experts, own._is_expert_parallel = self.share_of_experts, count > 1 and self.exchange is None
         self.module = [own]  # in a list, so that its parameters are not registered here
         self.sources = {each: (Source(f"{name}.{each}"),) for each in shapes}
+        self.adapters: list[ExpertAdapter] = []
+        self.adapted: dict[ExpertAdapter, str] = {}
+        """Adapter -> the module in peft's names."""
+
+    def add_adapter(self, name: str, r: int, scale: float) -> ExpertAdapter:
+        """Add adapters of rank `r` to the experts' weights in the parameter `name`."""
+        adapter = ExpertAdapter(name, scale, getattr(self.module[0], "is_transposed", False))
+        at = placement_of(self.get_parameter(name))
+        assert at is not None
+        made = placements_of_experts(at, r, transposed=adapter.transposed)
+        a, b = adapter.matrices
+        self.register_parameter(a, parameter(made[0], KaimingUniform()))
+        self.register_parameter(b, parameter(made[1], ZEROS))
+        self.adapters.append(adapter)
+        return adapter
 
     def forward(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Map x [tokens, H], with [tokens, k] choices of all experts, to [tokens, H].
@@ -214,8 +230,16 @@ class Experts(Layer):
 
     def _run(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         self._config(x)
-        y: Tensor = call_with(self.module[0], dict(self.named_parameters()), x, index, weights)
+        y: Tensor = call_with(self.module[0], self._weights(), x, index, weights)
         return y
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Return transformers' parameters of this rank's experts, with adapters added."""
+        weights: dict[str, Tensor] = {name: self.get_parameter(name) for name in self.sources}
+        for adapter in self.adapters:
+            a, b = (self.get_parameter(each) for each in adapter.matrices)
+            weights[adapter.name] = adapter.added(weights[adapter.name], a, b)
+        return weights
 
 
 def _refuse_unless_of_the_interface(module: Any, name: str) -> None:

@@ -3,6 +3,7 @@
     model = HuggingFaceModel(LlamaForCausalLM, LlamaConfig(...), lora={"r": 8, "target_modules": ["q_proj", "v_proj"]})
 
 Config keys, the matching of names, the initial A and B, and tensor names in files are those of peft's LoraConfig.
+Only `target_parameters` is narrower: it takes the weights of experts alone.
 `dslpar.layers.lora` describes how an adapter is sharded.
 """
 
@@ -12,14 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from dslpar.core.catalog import finding, raise_finding
-from dslpar.core.errors import DslparError
+from dslpar.core.errors import DslparError, Finding
 from dslpar.core.suggest import did_you_mean
 from dslpar.layers import Linear
-from dslpar.layers.lora import Adapter
+from dslpar.layers.lora import Adapter, ExpertAdapter
+from dslpar.policies.experts import Experts
 from dslpar.schema.policy import Policy, match
 from dslpar.schema.sections import LoRA
 
@@ -40,7 +42,8 @@ def ends_with(name: str, ends: Iterable[str]) -> bool:
 
 
 class Adapters:
-    """Modules of a model that get adapters (`targets`), and modules whose own weights are trained (`saved`).
+    """Modules of a model that get adapters (`targets`), parameters of experts that get some (`parameters`), and modules
+    whose own weights are trained (`saved`).
 
     Raises:
         DslparError: a name matches no module, a module cannot have an adapter, or a tied table is in `saved`. The error
@@ -68,12 +71,47 @@ class Adapters:
             message = f"{name} ({cls}) cannot have an adapter: it is not a linear that reads the residual or adds to it"
             legal = ", ".join(map(repr, sorted({each.rpartition(".")[2] for each in can})))
             problems.append(finding("CFG223", message, f"choose from {legal}", key="model.lora.target_modules"))
+        self.parameters = self._parameters_of_experts(model, policy, problems)
+        """Module of experts -> its target parameters, in the module's order."""
         if is_tied and any(isinstance(model.get_submodule(name), nn.Embedding | nn.Linear) for name in saved):
             message = f"{', '.join(saved)}: the table and the head are one weight, which peft would train twice"
             hint = "leave them out of modules_to_save, or config=dict(tie_word_embeddings=False)"
             problems.append(finding("CFG223", message, hint, key="model.lora.modules_to_save"))
         if problems:
             raise DslparError(problems)
+
+    def _parameters_of_experts(self, model: nn.Module, policy: Policy, problems: list[Finding]) -> dict[str, list[str]]:
+        key, found, targets = "model.lora.target_parameters", dict[str, list[str]](), self.lora.target_parameters
+        mixtures = {name: module for name, module in model.named_modules() if match(policy.experts, name)}
+        known = [
+            f"{name}.{own}" for name, module in mixtures.items() for own, p in module.named_parameters() if p.dim() == 3
+        ]
+        for module, _, name in (each.rpartition(".") for each in known if ends_with(each, targets)):
+            found.setdefault(module, []).append(name)
+        for target in targets:
+            if any(ends_with(name, [target]) for name in known):
+                continue
+            ends = {".".join(each.split(".")[-2:]) for each in known}
+            others = [name for name, _ in model.named_parameters() if ends_with(name, [target])]
+            message = f"no weight of experts is called {target!r}"
+            hint = did_you_mean(target, ends) or f"choose from {', '.join(map(repr, sorted(ends)))}"
+            if others:
+                message = f"{others[0]} is no weight of experts, and only these have adapters by target_parameters"
+            if not known:
+                hint = "leave target_parameters out: the model has no experts"
+            problems.append(finding("CFG223", message, hint, key=key))
+        if targets and self.lora.lora_dropout:
+            message = "adapters of experts are added to their weights, which leaves no input to drop features of"
+            problems.append(finding("CFG223", message, "lora_dropout=0.0", key="model.lora.lora_dropout"))
+        return found
+
+    def adapt_experts(self, experts: Experts, module: str) -> None:
+        """Add adapters to the weights of experts that are among the target parameters; `module` is transformers'."""
+        names = self.parameters.get(module, [])
+        for depth, name in enumerate(reversed(names)):
+            adapter = experts.add_adapter(name, self.lora.r, self.lora.scale)
+            # peft wraps a module once per parameter, in the module's order: the last is the outermost.
+            experts.adapted[adapter] = module + ".base_layer" * depth
 
     def adapt(self, linear: Linear, module: str, name: str = "", blocks: slice = slice(None)) -> None:
         """Add an adapter to a linear if transformers' `module` is among the targets.
@@ -114,6 +152,7 @@ class Adapters:
             "lora_alpha": int(lora.lora_alpha) if lora.lora_alpha == int(lora.lora_alpha) else lora.lora_alpha,
             "lora_dropout": lora.lora_dropout,
             "target_modules": sorted(names),
+            "target_parameters": list(lora.target_parameters) or None,
             "use_rslora": lora.use_rslora,
             "bias": lora.bias,
             "modules_to_save": list(lora.modules_to_save) or None,
@@ -124,10 +163,17 @@ class Adapters:
 def parameters_with_peft_names(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]:
     """Yield (name in dslpar, parameter, name in peft) of all adapter matrices A and B."""
     for name, owner in module.named_modules():
-        adapted: Mapping[Adapter, str] = getattr(owner, "adapted", {})
+        adapted: Mapping[Adapter | ExpertAdapter, str] = getattr(owner, "adapted", {})
         for adapter, of in adapted.items():
             for own, matrix in zip(adapter.matrices, ("lora_A", "lora_B"), strict=True):
                 yield (f"{name}.{own}" if name else own), owner.get_parameter(own), f"{of}.{matrix}.weight"
+
+
+def in_peft_s_form(name: str, matrix: Tensor) -> Tensor:
+    """Return A [r, in] or B [out, r] as in peft's files, where those of E experts are [E r, in] and [out, r E]."""
+    if matrix.dim() == 2:
+        return matrix
+    return matrix.flatten(0, 1) if name.endswith("lora_A.weight") else matrix.permute(1, 2, 0).flatten(1)
 
 
 def _in_regions(model: nn.Module, policy: Policy) -> Iterator[str]:

@@ -208,6 +208,9 @@ class LoRA:
     """Probability of dropping a feature of an adapter's input."""
     target_modules: ModuleNames = key(default="all-linear", resume="refused", synonyms="lora_target_modules")
     """Linear layers with adapters, by the ends of their names, ['q_proj', 'v_proj']; 'all-linear': all but the head."""
+    target_parameters: StrList = key(default=(), resume="refused")
+    """Weights of experts with adapters, by the ends of their names: ['experts.gate_up_proj', 'experts.down_proj']. Each
+    expert has its own, which is added to its weight in each forward."""
     use_rslora: bool = key(default=False, resume="refused")
     """Multiply the output of adapters by lora_alpha / sqrt(r) instead."""
     bias: Choice = key(

@@ -283,7 +283,10 @@ def _model(row: Row) -> dict[str, Any]:
     if row["balance"]:
         config |= {"output_router_logits": True, "router_aux_loss_coef": 0.02}
     model = {"type": kind, "config": config}
-    return model | ({"lora": {"r": 4, "lora_alpha": 8}} if row["adapters"] else {})
+    lora: dict[str, Any] = {"r": 4, "lora_alpha": 8}
+    if row["family"] in MIXTURES:
+        lora["target_parameters"] = ["experts.gate_up_proj", "experts.down_proj"]
+    return model | ({"lora": lora} if row["adapters"] else {})
 
 
 _LAYERS_CFG = [

@@ -42,8 +42,13 @@ CASES: dict[str, sections.LoRA] = {
         r=3, target_modules=("q_proj", "v_proj"), bias="all", modules_to_save=("lm_head", "input_layernorm")
     ),
     "phi3": sections.LoRA(r=2, lora_dropout=0.1, target_modules=("qkv_proj",)),
+    "mixtral": sections.LoRA(
+        r=2, target_modules=("q_proj",), target_parameters=("experts.down_proj", "experts.gate_up_proj")
+    ),
 }
-"""By family: three linears in one, transposed; every linear, tied; biases and whole modules; different lengths."""
+"""By family: three linears in one, transposed; every linear, tied; biases and whole modules; different lengths; two
+weights of experts.
+"""
 
 
 def _trained(job: Any) -> Tensor:
@@ -137,6 +142,7 @@ def test_the_file_is_the_one_that_peft_writes(family: str, tmp_path: Path) -> No
         bias=lora.bias,
         target_modules=given if isinstance(given, str) else list(given),
         modules_to_save=list(lora.modules_to_save) or None,
+        target_parameters=list(lora.target_parameters) or None,
         fan_in_fan_out=family == "gpt2",
         task_type="CAUSAL_LM",
     )
