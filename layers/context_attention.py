@@ -27,7 +27,7 @@ ring over these groups. It allows more ranks than there are key heads, and short
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -46,13 +46,22 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def ulysses(q: Tensor, k: Tensor, v: Tensor, axis: Axis, attend: Attend) -> Tensor:
-    """Exchange sequence pieces for heads, `attend` over whole sequences, exchange back; return [B, A, S/n, D]."""
+    """Exchange sequence pieces for heads, `attend` over whole sequences, exchange back; return [B, A, S/n, D].
+
+    v may have other features per head than q and k, as with latent attention; it then has an exchange of its own.
+    """
     if axis.size == 1:
         return attend(q, k, v)
-    shards = [torch.unflatten(part, 1, (axis.size, -1)).movedim(1, 0) for part in (q, k, v)]  # [n, B, heads/n, S/n, D]
-    qkv = collectives.all_to_all_autograd(torch.cat(shards, dim=2), axis, split_dim=0, concat_dim=3).squeeze(0)
-    y = attend(*torch.split(qkv, [shard.shape[2] for shard in shards], dim=1))
+    together = [(q, k, v)] if v.shape[-1] == q.shape[-1] else [(q, k), (v,)]
+    y = attend(*(part for parts in together for part in _whole_sequences(parts, axis)))
     return collectives.all_to_all_autograd(y, axis, split_dim=2, concat_dim=1)
+
+
+def _whole_sequences(parts: Sequence[Tensor], axis: Axis) -> Sequence[Tensor]:
+    """Exchange pieces [B, heads, S/n, D], all with the same D, for whole sequences of this rank's heads, at once."""
+    shards = [torch.unflatten(part, 1, (axis.size, -1)).movedim(1, 0) for part in parts]  # [n, B, heads/n, S/n, D]
+    whole = collectives.all_to_all_autograd(torch.cat(shards, dim=2), axis, split_dim=0, concat_dim=3).squeeze(0)
+    return torch.split(whole, [shard.shape[2] for shard in shards], dim=1)
 
 
 class AttentionDropout(NamedTuple):

@@ -5,7 +5,7 @@
 
 Letters: B sequences of S tokens in a micro-batch, E experts, k experts per token, n this rank's tokens.
 
-An expert takes `ceil(factor * k * S / E)` tokens of each sequence: those in which it has the largest weights, and of
+An expert takes `ceil(k * S / E * factor)` tokens of each sequence: those in which it has the largest weights, and of
 equal weights the first in the sequence. A dropped choice adds nothing to the token, and the token's other weights stay
 as they are. A token whose choices are all dropped passes by on the residual.
 
@@ -37,7 +37,7 @@ from dslpar.layers.token_ids import local_tokens
 
 def capacity_of(factor: float, top_k: int, tokens: int, num_experts: int) -> int:
     """Return the tokens of a sequence that an expert takes at most: `factor` times its even share, rounded up."""
-    return math.ceil(factor * top_k * tokens / num_experts)
+    return math.ceil(top_k * tokens / num_experts * factor)  # in Megatron-LM's order, which rounds as it does
 
 
 class ExpertCapacity:

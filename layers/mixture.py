@@ -25,6 +25,7 @@ loop over experts elsewhere. Both give the same numbers up to rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
@@ -81,8 +82,8 @@ class Mixture(Layer):
     "swiglu", the rows of the gate come first in `up`. Experts have no bias.
 
     Raises:
-        DslparError: an unknown activation or router, `top_k` is not between 1 and `num_experts`, or ZeRO shards over
-            axis d, so that ranks of a tensor group must hold equal experts.
+        DslparError: an unknown activation or router, `top_k` is not between 1 and `num_experts`, `capacity_factor` is
+            not above 0, or ZeRO shards over axis d, so that ranks of a tensor group must hold equal experts.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Mixture(Layer):
         layer_idx: int | None = None,
     ) -> None:
         super().__init__(groups, layer_idx)
-        _check(groups, num_experts, top_k)
+        _check(groups, num_experts, top_k, capacity_factor)
         blocks, self.activation = one_of(ACTIVATIONS, activation, "activation")
         self._score = one_of(_SCORES, router, "router")
         self.with_squares = with_squares
@@ -257,7 +258,10 @@ def _has_grouped_product(rows: Tensor) -> bool:
     return hasattr(functional, "grouped_mm") and rows.shape[1] % 8 == 0
 
 
-def _check(groups: Groups, num_experts: int, top_k: int) -> None:
+def _check(groups: Groups, num_experts: int, top_k: int, capacity_factor: float | None) -> None:
+    if capacity_factor is not None and not 0 < capacity_factor < math.inf:
+        message = f"capacity_factor is {capacity_factor}"
+        raise_finding("TEN224", message, "choose a number above 0, or leave it out", key="model.capacity_factor")
     if not 1 <= top_k <= num_experts:
         message = f"top_k is {top_k}, of {num_experts} experts"
         raise_finding("TEN224", message, f"choose a number from 1 to {num_experts}", key="model.top_k")

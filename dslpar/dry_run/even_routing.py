@@ -6,7 +6,7 @@
 A dry run of a model with mixtures of experts runs in it. A router's choices are numbers, which the meta device does not
 have. In the body, mixtures on the meta device send as many rows to each rank. transformers' mixtures run their grouped
 products, and dslpar's own compute as many rows with each expert. An overloaded rank would receive more
-(`dslpar.forecast.stage_memory.UNEVEN`). A mixture that gathers its tokens runs its experts on all of them.
+(`dslpar.forecast.stage_memory.uneven_load`). A mixture that gathers its tokens runs its experts on all of them.
 """
 
 from __future__ import annotations

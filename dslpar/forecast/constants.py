@@ -150,6 +150,13 @@ ENOUGH_RUNS = 3
 """The fewest runs that calibrate a forecast, so that `ERROR` no longer bounds it."""
 
 
+_RENAMED = {
+    "a mixture of experts": "a mixture that gathers its tokens",
+    "experts over data ranks": "a mixture that sends its tokens",
+}
+"""Earlier names of effects in calibration files."""
+
+
 def widest(*errors: Error) -> Error:
     """Return the largest of each quantile."""
     return Error(*map(max, zip(*errors, strict=True)))
@@ -196,7 +203,8 @@ def load(path: str) -> CalibrationFile:
     constants = _numbers(read["constants"], "constants", BOUNDS)
     error = _numbers(read.get("error", {}), "error", dict.fromkeys(Error._fields, (0.0, MOST_ERROR)))
     num_runs = count(read.get("num_runs", 0), "num_runs")
-    covers = frozenset(text(each, "covers") for each in items(read.get("covers", []), "covers"))
+    names = (text(each, "covers") for each in items(read.get("covers", []), "covers"))
+    covers = frozenset(_RENAMED.get(name, name) for name in names)
     return CalibrationFile(Constants(**constants), ERROR._replace(**error), num_runs, covers)
 
 

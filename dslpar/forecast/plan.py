@@ -27,8 +27,8 @@ from functools import cached_property
 from typing import Literal
 
 from dslpar.costs.any_model import flops_per_token
-from dslpar.forecast.constants import DEFAULT, ENOUGH_RUNS, ERROR, RATIO, UNCOVERED, Constants, Error, widest
-from dslpar.forecast.coverage import effects_of
+from dslpar.forecast.constants import DEFAULT, ENOUGH_RUNS, ERROR, RATIO, Constants, Error, widest
+from dslpar.forecast.coverage import SENT, effects_of
 from dslpar.forecast.device import Device
 from dslpar.forecast.host_memory import host_bytes
 from dslpar.forecast.links import Nodes
@@ -107,7 +107,7 @@ class Forecast:
     @property
     def uncovered(self) -> tuple[str, ...]:
         """Effects that no measured run has, published or your own."""
-        return tuple(name for name, error in self.effects.items() if error == UNCOVERED)
+        return tuple(name for name in self.effects if name != SENT)
 
     @property
     def error(self) -> Error:
@@ -135,7 +135,7 @@ class Forecast:
 
     @cached_property
     def at_uneven_load(self) -> StageMemory | None:
-        """Memory of the binding rank if its experts get `UNEVEN` times the even load; None unless tokens are sent."""
+        """Memory of the binding rank if its experts get `uneven_load` times the even load; None unless it can."""
         return binding_at_uneven_load(self.workload)
 
     @cached_property

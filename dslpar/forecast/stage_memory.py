@@ -32,6 +32,7 @@ from dslpar.core.mesh import TENSOR_AXES, Mesh
 from dslpar.forecast.activations import Activations, activations
 from dslpar.forecast.model_states import States, states
 from dslpar.forecast.workload import Workload
+from dslpar.schema.sections import Model
 
 Moment = Literal["backward", "reduction", "step"]
 
@@ -45,7 +46,7 @@ FRAGMENTATION = 0.01
 peaks show no larger share."""
 UNEVEN = 2.0
 """Load of the fullest rank's experts, in all of its layers and relative to the even load, for which memory is reported.
-A balance loss keeps loads well below it, and nothing else bounds them, as no token is dropped."""
+A balance loss keeps loads well below it. Only a capacity bounds them."""
 ROUNDING = 1e-3
 """Relative tolerance for comparing two sums of the same activations that were added in different orders."""
 
@@ -165,14 +166,22 @@ def binding(workload: Workload) -> StageMemory:
     return max((stage_memory(workload, rank) for rank in range(workload.mesh.pipe)), key=lambda each: each.total)
 
 
-def binding_at_uneven_load(workload: Workload) -> StageMemory | None:
-    """Return the memory of the rank that needs the most if its experts get `UNEVEN` times the even load.
+def uneven_load(workload: Workload) -> float:
+    """Return `UNEVEN`, or less if the experts have a capacity; at least 1."""
+    model = workload.model
+    capacity = model.capacity_factor if isinstance(model, Model) else None
+    return UNEVEN if capacity is None else min(UNEVEN, max(1.0, capacity))
 
-    It is None unless the workload sends tokens to experts.
+
+def binding_at_uneven_load(workload: Workload) -> StageMemory | None:
+    """Return the memory of the rank that needs the most if its experts get `uneven_load` times the even load.
+
+    It is None unless the workload sends tokens to experts, whose load may be uneven.
     """
-    if not float(workload.costs.layer.memory.of_rows):
+    load = uneven_load(workload)
+    if load == 1 or not float(workload.costs.layer.memory.of_rows):
         return None
-    return binding(replace(workload, expert_load=UNEVEN))
+    return binding(replace(workload, expert_load=load))
 
 
 def _backward(workload: Workload, fixed: WithoutActivations, needed: Activations) -> PeakCandidate:

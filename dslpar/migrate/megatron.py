@@ -374,8 +374,20 @@ def capacity(value: float, view: View, row: Row) -> Outcome:
     """Convert the capacity of experts; Megatron-LM takes a negative one for none."""
     if _num_experts(view) is None or value < 0:
         return dropped("without num_experts it has no effect" if value >= 0 else "no token is dropped")
-    why = "the even share of each sequence, where Megatron-LM takes that of each rank's micro-batch"
+    if value == 0:
+        return needed("choose a capacity above 0", row.to)
+    why = "of each sequence, where Megatron-LM takes each rank's micro-batch; and evaluation drops nothing"
     return changed(row.to, value, why)
+
+
+def drop_policy(value: object, view: View, row: Row) -> Outcome:
+    """Drop the policy that dslpar has too, or one without effect."""
+    factor = view.get("moe_expert_capacity_factor")
+    if _num_experts(view) is None or not isinstance(factor, int | float) or factor < 0:
+        return dropped("without num_experts and moe_expert_capacity_factor it has no effect")
+    if value == "probs":
+        return dropped("dslpar drops the tokens of the smallest weights too")
+    return needed("dslpar drops the tokens of the smallest weights: leave it out", row.to)
 
 
 def expert_bias(value: object, view: View, row: Row) -> Outcome:

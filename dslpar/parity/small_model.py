@@ -158,6 +158,8 @@ def _small_experts(experts: Experts, num_layers: int) -> dict[str, Any]:
     """Return small sizes of a mixture, by the names of a family's fields; at least one block keeps a mixture."""
     num = min(experts.num, 6)
     moves = {"experts.bias_update": max(experts.bias_update, _BIAS_UPDATE)} if experts.bias_update else {}
+    if experts.capacity_factor is not None:  # with few experts, a larger one never drops a token
+        moves["experts.capacity_factor"] = min(experts.capacity_factor, 1.0)
     return moves | {
         "experts.num": num,
         "experts.top_k": min(experts.top_k, num, 2),

@@ -250,7 +250,7 @@ def _experts(folder: str) -> _Section | None:
     if measured is None or not measured[1]:
         return None
     step, loads = measured
-    head = ("layer", "experts", "per token", "most over mean", "effective", "fullest", "emptiest")
+    head = ("layer", "experts", "per token", "most over mean", "effective", "fullest", "emptiest", "dropped")
     table = _table("Experts", head, experts.rows(loads))
     return _Section("experts", "Experts", lead, experts.draw(step, loads), table)
 

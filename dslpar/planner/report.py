@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dslpar.core.visible import json_text, visible
 from dslpar.forecast.candidate import Candidate, candidate_of
-from dslpar.forecast.constants import ENOUGH_RUNS, UNCOVERED, Error, widest
+from dslpar.forecast.constants import ENOUGH_RUNS, Error, widest
 from dslpar.forecast.device import GIB
 from dslpar.forecast.host_memory import offloads_of
 from dslpar.forecast.model_states import owner_of
 from dslpar.forecast.plan import AT_FULL_SPEED, Forecast
 from dslpar.forecast.search import Option, leaders
-from dslpar.forecast.stage_memory import UNEVEN, StageMemory
+from dslpar.forecast.stage_memory import StageMemory, uneven_load
 from dslpar.forecast.workload import Workload
 from dslpar.layout.family_interface import pipeline_weights
 from dslpar.layout.stages import EvenWeights
@@ -49,6 +49,7 @@ def as_record(plan: Plan) -> dict[str, object]:
             "half": own.error.half,
             "nine_of_ten": own.error.nine_of_ten,
             "uncovered": list(own.uncovered),
+            "effects": list(own.effects),
             "own_runs": own.machine.num_runs,
         },
         "num_legal": plan.num_legal,
@@ -71,7 +72,12 @@ def _uneven_record(own: Forecast) -> dict[str, object] | None:
     found = own.at_uneven_load
     if found is None:
         return None
-    return {"load": UNEVEN, "stage": found.pipe_rank, "bytes": round(found.total), "verdict": own.uneven_verdict}
+    return {
+        "load": uneven_load(own.workload),
+        "stage": found.pipe_rank,
+        "bytes": round(found.total),
+        "verdict": own.uneven_verdict,
+    }
 
 
 def _suggestion_record(suggestion: Suggestion) -> dict[str, object]:
@@ -177,7 +183,8 @@ def _uneven_lines(own: Forecast) -> Iterator[str]:
     found = own.at_uneven_load
     if found is not None:
         verdict = "" if own.uneven_verdict == "fits" else f" ({_VERDICTS[own.uneven_verdict or own.verdict]})"
-        yield f"  {found.total / GIB:.1f} GiB if a rank's experts get {UNEVEN:g} times the even load{verdict}"
+        load = f"{uneven_load(own.workload):g} times the even load"
+        yield f"  {found.total / GIB:.1f} GiB if a rank's experts get {load}{verdict}"
 
 
 def _candidate(plan: Plan) -> Candidate:
@@ -264,10 +271,11 @@ def _time_lines(own: Forecast) -> Iterator[str]:
 def _error_basis(own: Forecast) -> str:
     """Return what the error of the step is based on."""
     machine = own.machine
-    if own.uncovered:
-        return f"no measured run has {' or '.join(own.uncovered)}: the error is the largest of any effect left out"
     if own.effects:
-        return f"the error is that of published steps with {' and '.join(own.effects)}, which no constant was fitted on"
+        of_any, of_mixtures = "the largest of any effect left out", "that of published steps of mixtures"
+        errors = [of_any] * bool(own.uncovered) + [of_mixtures] * (len(own.uncovered) < len(own.effects))
+        larger = ", whichever is larger" if len(errors) > 1 else ""
+        return f"no fitted run has {' or '.join(own.effects)}: the error is {' or '.join(errors)}{larger}"
     if machine.is_calibrated:
         return f"the error is that after calibration with {machine.num_runs} of your runs, on others"
     return f"the error is that for a software stack never measured: {ENOUGH_RUNS} of your runs reduce it (--calibrate)"
@@ -327,25 +335,27 @@ def _layout_lines(plan: Plan) -> Iterator[str]:
         (
             describe(each.option.forecast.workload, each.option.candidate) + ("" if each.overrides else " (yours)"),
             each.option,
-            _mark(each.option in front, _more_uncovered(plan.own, each.option)),
+            _mark(each.option in front, _more_effects(plan.own, each.option)),
         )
         for each in plan.layouts
     ]
     yield from _table(f"the fastest that fit, of {plan.num_legal:,} layouts", rows)
     yield "  *  uses less memory than every faster layout"
-    if unknown := sorted({name for each in plan.layouts for name in _more_uncovered(plan.own, each.option)}):
-        error = widest(plan.machine.error, UNCOVERED)
-        yield f"  ?  +- {_rounded(error.half)} in half of the cases, as no measured run has {' or '.join(unknown)}"
+    marked = [each.option for each in plan.layouts if _more_effects(plan.own, each.option)]
+    if marked:
+        names = sorted({name for option in marked for name in _more_effects(plan.own, option)})
+        half = max(option.forecast.error.half for option in marked)
+        yield f"  ?  +- {_rounded(half)} in half of the cases, as no fitted run has {' or '.join(names)}"
     yield from _comparison(plan)
 
 
-def _mark(is_in_front: bool, more_uncovered: Sequence[str]) -> str:
-    return f"  {'*' if is_in_front else ' '} {'?' if more_uncovered else ' '}".rstrip()
+def _mark(is_in_front: bool, more_effects: Sequence[str]) -> str:
+    return f"  {'*' if is_in_front else ' '} {'?' if more_effects else ' '}".rstrip()
 
 
-def _more_uncovered(own: Forecast, option: Option) -> list[str]:
-    """Return the option's effects that no measured run has, except those of the config's own layout."""
-    return [name for name in option.forecast.uncovered if name not in own.uncovered]
+def _more_effects(own: Forecast, option: Option) -> list[str]:
+    """Return the option's effects that no fitted run has, except those of the config's own layout."""
+    return [name for name in option.forecast.effects if name not in own.effects]
 
 
 def _front(options: Iterable[Option]) -> list[Option]:

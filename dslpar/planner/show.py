@@ -14,7 +14,7 @@ from dslpar.core.visible import json_text, visible
 from dslpar.forecast import comparison
 from dslpar.forecast.device import GIB
 from dslpar.forecast.plan import Forecast
-from dslpar.forecast.stage_memory import UNEVEN, StageMemory, binding_at_uneven_load, stage_memory
+from dslpar.forecast.stage_memory import StageMemory, binding_at_uneven_load, stage_memory, uneven_load
 from dslpar.forecast.workload import workload_of
 from dslpar.layout import bubble
 from dslpar.layout.deepspeed_config import ds_config
@@ -178,7 +178,8 @@ def _memory_lines(job: Job, made: Forecast | None) -> Iterator[str]:
     yield line
     workload = workload_of(job) if made is None else made.workload
     if workload is not None and (uneven := binding_at_uneven_load(workload)) is not None:
-        yield f"  experts  {uneven.total / GIB:.1f} GiB if a rank's experts get {UNEVEN:g} times the even load"
+        load = f"{uneven_load(workload):g} times the even load"
+        yield f"  experts  {uneven.total / GIB:.1f} GiB if a rank's experts get {load}"
 
 
 def _percent(share: float) -> str:

@@ -208,7 +208,7 @@ class LoRA:
     """Probability of dropping a feature of an adapter's input."""
     target_modules: ModuleNames = key(default="all-linear", resume="refused", synonyms="lora_target_modules")
     """Linear layers with adapters, by the ends of their names, ['q_proj', 'v_proj']; 'all-linear': all but the head."""
-    target_parameters: StrList = key(default=(), resume="refused")
+    target_parameters: StrList = key(default=(), resume="refused", synonyms="lora_target_parameters")
     """Weights of experts with adapters, by the ends of their names: ['experts.gate_up_proj', 'experts.down_proj']. Each
     expert has its own, which is added to its weight in each forward."""
     use_rslora: bool = key(default=False, resume="refused")
@@ -265,6 +265,11 @@ class Model:
     @property
     def num_experts(self) -> int | None:
         """Experts of a mixture; None: the model has no mixtures of experts."""
+        return None
+
+    @property
+    def capacity_factor(self) -> float | None:
+        """Most tokens of a sequence that an expert takes in training, over its even share; None: any number."""
         return None
 
     @property
@@ -331,9 +336,8 @@ class Experts:
         resume="reported",
         synonyms="moe_expert_capacity_factor moe_capacity_factor moe_train_capacity_factor expert_capacity_factor",
     )
-    """Most tokens of a sequence that an expert takes in training, over its even share: it keeps those in which it has
-    the largest weights, and other tokens go without it. Left out: no token is dropped, which is what most models are
-    trained with."""
+    """Most tokens of a sequence, also padding, that an expert takes in training, over its even share: it keeps those in
+    which it has the largest weights, and other tokens go without it. Left out: no token is dropped."""
 
 
 class TokenModel(Model):

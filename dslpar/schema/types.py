@@ -148,7 +148,7 @@ TYPES: Mapping[str, ValueType] = {
     "StrList": _list(lambda items: all(type(item) is str for item in items), "a list of strings"),
     "ModuleNames": ValueType(
         (str, list, tuple),
-        lambda names: names == "all-linear" or (type(names) is not str and _names(names)),
+        lambda names: names == "all-linear" or (type(names) is not str and (not names or _names(names))),
         "a list of names, such as ['q_proj', 'v_proj'], or 'all-linear'",
     ),
     "Milestones": _list(

@@ -284,8 +284,8 @@ def _model(row: Row) -> dict[str, Any]:
         config |= {"output_router_logits": True, "router_aux_loss_coef": 0.02}
     model = {"type": kind, "config": config}
     lora: dict[str, Any] = {"r": 4, "lora_alpha": 8}
-    if row["family"] in MIXTURES:
-        lora["target_parameters"] = ["experts.gate_up_proj", "experts.down_proj"]
+    if row["family"] in MIXTURES:  # linears of shared experts and of latents have none
+        lora |= {"target_modules": ["o_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
     return model | ({"lora": lora} if row["adapters"] else {})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.lr_scheduler import learning_rate
@@ -253,12 +254,28 @@ def two_accumulations(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT108", "schedule-ends-too-early")
 def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
-    """The learning-rate scheduler ends before the run."""
+    """The learning-rate scheduler ends before the run, or has a phase of one step."""
     scheduler, steps = require(cx.spec.lr_scheduler, sections.OtherLRScheduler), cx.spec.train.steps
     total = scheduler.args.get("total_steps")
-    if total is not None and total < steps:
+    if total is None:
+        return
+    if total < steps:
         message = f"the scheduler has {total} steps, but the run has {steps}"
         yield cx.problem("lr_scheduler.total_steps", message, f"total_steps={steps}, or train.steps={total}")
+    share, three = scheduler.args.get("pct_start", 0.3), scheduler.args.get("three_phase", False)
+    if _has_phase_of_one_step(share, total, three):
+        message = f"a phase of the scheduler has one step, with pct_start {share:g} of {total} steps"
+        legal = next((each for each in (0.3, 0.4, 0.2) if not _has_phase_of_one_step(each, total, three)), 0.3)
+        yield cx.problem("lr_scheduler.pct_start", message, f"pct_start={legal:g}")
+
+
+def _has_phase_of_one_step(share: float, total: int, three: bool) -> bool:
+    """Return whether torch's OneCycleLR divides by 0: the difference of a phase's last step and that of the one before.
+
+    The last steps are computed here as there.
+    """
+    last = [0.0, float(share * total) - 1, *([float(2 * share * total) - 2] if three else []), float(total - 1)]
+    return any(before == end for before, end in pairwise(last))
 
 
 @rule("BAT109", "no-momentum-to-cycle")

@@ -20,7 +20,7 @@ from dslpar.schema.datasets import (
     parts_by_key,
     type_name,
 )
-from dslpar.schema.sections import ImageModel
+from dslpar.schema.sections import ImageModel, Model
 
 
 @rule("BAT112", "tokenizer-not-usable")
@@ -193,12 +193,17 @@ _LOOKED_AT_BYTES = 1 << 16
 
 @rule("BAT119", "packing-not-exact")
 def packing_not_exact(cx: Context) -> Iterator[Problem]:
-    """Conversations are packed for a model that does not read each of them as if it were alone."""
+    """Conversations are packed for a model that does not treat each of them as if it were alone."""
     packed = [key for key, data in parts_by_key(cx.spec.data) if isinstance(data, ChatData) and data.packing]
     if not packed or cx.model.by_program:
         return
     from dslpar.layout import transformers_data_types as data_types
 
+    if isinstance(cx.spec.model, Model) and cx.spec.model.capacity_factor is not None:
+        message = "capacity_factor selects among all tokens of a row, so a conversation's loss depends on the others"
+        for key in packed:
+            yield cx.problem(f"{key}.packing", message, "packing=False; or leave model.experts.capacity_factor out")
+        return
     if problem := data_types.packing_problem(cx.spec.model, seq_len_of(cx.spec)):
         for key in packed:
             yield cx.problem(f"{key}.packing", problem, "packing=False")

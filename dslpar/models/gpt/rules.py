@@ -148,6 +148,16 @@ def router_without_a_gradient(cx: Context) -> Iterator[Problem]:
         yield cx.problem(key, message, "renormalize=False; or top_k=2")
 
 
+@rule("DEAD132", "capacity-without-effect", "warning")
+def capacity_without_effect(cx: Context) -> Iterator[Problem]:
+    """capacity_factor is so large that an expert may take all tokens of a sequence."""
+    experts = _experts(cx)
+    factor, enough = experts.capacity_factor, experts.num / experts.top_k
+    if factor is not None and factor >= enough:
+        message = f"capacity_factor {factor:g} drops nothing: with {enough:g} an expert may take every token"
+        yield cx.problem("model.experts.capacity_factor", message, "leave it out; or choose less, such as 1.25")
+
+
 @rule("TEN139", "capacity-of-chunks")
 def capacity_of_chunks(cx: Context) -> Iterator[Problem]:
     """With mlp_chunks a mixture sees parts of a sequence, but capacity_factor selects among all its tokens."""
@@ -284,6 +294,7 @@ RULES = (
     experts_without_a_block,
     router_without_a_gradient,
     capacity_of_chunks,
+    capacity_without_effect,
     heads_do_not_divide_hidden,
     kv_heads_do_not_divide,
     kv_heads_do_not_divide_heads,

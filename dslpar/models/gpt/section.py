@@ -103,6 +103,10 @@ class GPT(TokenModel):
         return None if self.experts is None else self.experts.num
 
     @property
+    def capacity_factor(self) -> float | None:
+        return None if self.experts is None else self.experts.capacity_factor
+
+    @property
     def expert_ffn_size(self) -> int:
         """Features of the hidden layer of one expert; the MLP's without experts."""
         return (self.experts and self.experts.ffn_hidden_size) or self.ffn_size

@@ -50,8 +50,9 @@ def _shade(times: float, load: LayerLoad) -> float:
 
 
 def rows(loads: Sequence[LayerLoad]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table: sizes, the most over the mean, the effective number, and the ends of the range."""
+    """Yield the rows of the table: sizes, the most over the mean, the effective number, the range's ends, and drops."""
     for each in loads:
         fullest, emptiest = each.shares.index(max(each.shares)), each.shares.index(min(each.shares))
         sizes = f"{len(each.shares)}", f"{each.top_k}"
-        yield each.layer, *sizes, f"{each.max_over_mean:.2f}", f"{each.effective:.1f}", f"{fullest}", f"{emptiest}"
+        row = each.layer, *sizes, f"{each.max_over_mean:.2f}", f"{each.effective:.1f}", f"{fullest}", f"{emptiest}"
+        yield (*row, "none" if each.dropped is None else f"{100 * each.dropped:.1f} %")

@@ -47,7 +47,7 @@ def experts_across_nodes(cx: Context) -> Iterator[Problem]:
     per_node, device = machine.nodes.per_node, machine.device
     message = (
         f"all experts are on {expert.size} ranks, and {per_node} ranks are on a node ({device.name}): a step takes"
-        f" {times:.2f} times as long as with {size}, by a forecast that no measured run checks; there a rank needs"
+        f" {times:.2f} times as long as with {size}, by the forecast of `dslpar plan`; there a rank needs"
         f" {made.binding.total / 2**30:.1f} GiB of {device.memory_bytes / 2**30:.1f}"
     )
     key = "parallel.expert" if expert.chunks == 1 else "parallel.expert.size"

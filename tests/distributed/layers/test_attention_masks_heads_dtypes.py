@@ -6,17 +6,22 @@ mistakes between ranks that the proof detects.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dslpar.core import mesh
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
-from dslpar.layers import Attention, Block, Form, Rotary, attention, gather, initialize, normal, placement
+from dslpar.layers import Attention, Block, Form, Placement, Rotary, attention, gather, initialize, normal, placement
+from dslpar.layers.context_attention import ulysses
 from tests.distributed.layers.cases.blocks import documents, padding
 from tests.support import ring_sums
 from tests.support.compare_dense import BATCH, HIDDEN, KV_HEADS, QUERY_HEADS, SEQUENCE, numbers
@@ -276,3 +281,26 @@ def test_dropout_within_a_window_differs_between_ranks(layout: str) -> None:
     """Ranks have different heads."""
     (one,), (other,) = on_ranks(2, seeds, LAYOUTS[layout])
     assert not torch.equal(one, other)
+
+
+def _of_other_values(context: str) -> Tensor:
+    """Return this rank's piece of the context of latent attention, whose values have fewer features than its keys."""
+    groups = Groups(Mesh(tensor=LAYOUTS[context]))
+    q, k, v = other_values()
+    at = Placement(groups.tensor, tuple(q.shape), ((), (), ("d",), ()), sequence_dim=2)
+    own = [replace(at, shape=tuple(each.shape)).cut(each, groups.coord) for each in (q, k, v)]
+    y = ulysses(*own, groups.axis("ulysses"), partial(functional.scaled_dot_product_attention, is_causal=True))
+    return gather(y, replace(at, shape=(2, 4, 8, 3)), groups)
+
+
+def other_values() -> Sequence[Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    return [torch.randn(2, 4, 8, features, generator=draw, dtype=torch.float64) for features in (5, 5, 3)]
+
+
+def test_ulysses_exchanges_values_of_other_sizes() -> None:
+    """As in DeepSeek-V3, where keys have 192 features per head and values 128."""
+    q, k, v = other_values()
+    expected = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    for found in on_ranks(2, _of_other_values, "ulysses-2"):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)

@@ -52,6 +52,10 @@ def test_a_capacity_is_a_multiple_of_the_even_share_rounded_up(factor: float, ex
     assert capacity_of(factor, 2, 8, EXPERTS) == expected  # the even share is 3.2
 
 
+def test_a_capacity_is_rounded_as_in_megatron_lm() -> None:
+    assert capacity_of(1.1, 1, 1000, 10) == 111  # ceil(1000 / 10 * 1.1), where 1.1 * 1000 / 10 is 110
+
+
 # ---- over ranks ----
 
 FORMS = ["1d-4", "1d-sequence-2", "2d-4", "3d-8", "ring-2-zigzag", "cuboid-1-2-2-hidden"]
@@ -133,11 +137,11 @@ def test_a_dropped_choice_adds_nothing_and_evaluation_drops_none() -> None:
     torch.testing.assert_close(mixture.eval()(x), whole.eval()(x), rtol=0, atol=0)
 
 
-def results(name: str, data: int) -> Sequence[Tensor]:
+def results(name: str, data: int, chunks: int = 1) -> Sequence[Tensor]:
     """Return the output, and the gradients of the input, the router and the experts, all whole."""
     torch.set_default_dtype(torch.float64)
     tensor = replace(form(name) if name else TensorMesh(), e=data, exchanges_tokens=True)
-    groups = Groups(Mesh(data=data, tensor=tensor))
+    groups = Groups(Mesh(data=data, tensor=replace(tensor, expert_chunks=chunks)))
     mixture = of_seed(groups, 0.75)
     full = torch.randn(4, 8, HIDDEN, generator=torch.Generator().manual_seed(3))
     data = groups.axis("data")
@@ -160,12 +164,15 @@ def results(name: str, data: int) -> Sequence[Tensor]:
     return [*of_tokens, *of_weights]
 
 
-@pytest.mark.parametrize(("name", "data"), [("", 2), ("1d-2", 2), ("2d-4", 2), ("ring-2-zigzag", 1), ("3d-8", 1)])
-def test_a_mixture_with_a_capacity_is_that_of_one_process(name: str, data: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "data", "chunks"),
+    [("", 2, 1), ("1d-2", 2, 3), ("2d-4", 2, 1), ("ring-2-zigzag", 1, 1), ("3d-8", 1, 1)],
+)
+def test_a_mixture_with_a_capacity_is_that_of_one_process(name: str, data: int, chunks: int) -> None:
     """Float64: sums of some hundred terms in another order, as for all layers."""
     (expected,) = on_ranks(1, results, "", 1)
     size = form(name).size if name else 1
-    for found in on_ranks(data * size, results, name, data):
+    for found in on_ranks(data * size, results, name, data, chunks):
         for own, of_one in zip(found, expected, strict=True):
             torch.testing.assert_close(own, of_one, rtol=1e-12, atol=1e-14)
 

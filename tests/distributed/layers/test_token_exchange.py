@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -197,14 +198,16 @@ def test_a_grouped_product_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "top_k", "message"),
+    ("tensor", "options", "message"),
     [
-        (TensorMesh(), 7, "top_k is 7, of 6 experts"),
-        (TensorMesh(), 0, "top_k is 0, of 6 experts"),
-        (replace(LAYOUTS["ring-2"], zero_over_d=True), 2, "ZeRO shards over the 2 ranks of axis d"),
+        (TensorMesh(), {"top_k": 7}, "top_k is 7, of 6 experts"),
+        (TensorMesh(), {"top_k": 0}, "top_k is 0, of 6 experts"),
+        (TensorMesh(), {"capacity_factor": 0.0}, r"capacity_factor is 0\.0"),
+        (TensorMesh(), {"capacity_factor": float("inf")}, "capacity_factor is inf"),
+        (replace(LAYOUTS["ring-2"], zero_over_d=True), {}, "ZeRO shards over the 2 ranks of axis d"),
     ],
 )
-def test_what_no_mixture_can_be_is_refused(tensor: TensorMesh, top_k: int, message: str) -> None:
+def test_what_no_mixture_can_be_is_refused(tensor: TensorMesh, options: dict[str, Any], message: str) -> None:
     groups = Groups.without_processes(Mesh(tensor=tensor))
     with pytest.raises(DslparError, match=message):
-        Mixture(groups, 8, 16, num_experts=6, top_k=top_k)
+        Mixture(groups, 8, 16, num_experts=6, **options)

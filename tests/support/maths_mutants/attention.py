@@ -128,7 +128,7 @@ CONTEXT_ATTENTION = of_module(
         (
             "ulysses-order-of-tokens",
             "order",
-            "ulysses",
+            "_whole_sequences",
             "axis, split_dim=0, concat_dim=3).squeeze(0)",
             "axis, split_dim=0, concat_dim=3).squeeze(0).flip(2)",
             "exchanged pieces of the sequence lie backwards",
@@ -144,11 +144,11 @@ CONTEXT_ATTENTION = of_module(
         (
             "ulysses-heads-interleaved",
             "order",
-            "ulysses",
+            "_whole_sequences",
             "torch.unflatten(part, 1, (axis.size, -1)).movedim(1, 0)",
             "torch.unflatten(part, 1, (-1, axis.size)).movedim(2, 0)",
             "each rank takes every n-th head, and they come back as runs",
-            "q.shape[1] > axis.size",
+            "parts[0].shape[1] > axis.size",
         ),
         (
             "ring-step-one-off",

@@ -13,7 +13,7 @@ from benchmarks.published_runs import PublishedRun
 from dslpar.costs.any_model import flops_per_token
 from dslpar.forecast.calibrate import residuals_of
 from dslpar.forecast.constants import DEFAULT, MIXTURES, UNCOVERED, Error
-from dslpar.forecast.coverage import EXPERTS, effects_of
+from dslpar.forecast.coverage import SENT, effects_of
 
 RUNS = {run.set: run for run in mixture_runs()}
 
@@ -59,7 +59,7 @@ def test_the_printed_error_is_that_of_all_mixtures() -> None:
     found = pooled(residuals_by_model(data_of(list(RUNS.values())), DEFAULT))
     assert all(seen <= printed for seen, printed in zip(found, MIXTURES, strict=True)), found
     for run in RUNS.values():
-        assert effects_of(run.workload, run.device)[EXPERTS] == MIXTURES
+        assert effects_of(run.workload, run.device)[SENT] == MIXTURES
     assert isinstance(MIXTURES, Error)
     assert MIXTURES != UNCOVERED
 

@@ -13,6 +13,7 @@ import pytest
 
 from dslpar.cli.main import main
 from dslpar.cli.plan import EPILOG
+from dslpar.forecast.constants import MIXTURES
 from dslpar.linter import check
 from tests.support.paths import ROOT
 
@@ -355,10 +356,36 @@ def test_experts_over_ranks_are_reported_at_the_even_load_and_at_twice_of_it(
     assert "yours    pipeline 4, data 16, expert 8, ZeRO 1" in text
     assert "over 16 replicas, experts over 2 (ZeRO 1)" in text
     assert f"  {uneven['bytes'] / 2**30:.1f} GiB if a rank's experts get 2 times the even load" in text
+    assert (
+        "no fitted run has a mixture that sends its tokens: the error is that of published steps of mixtures\n" in text
+    )
+    marked = re.search(r"\?  \+- (\d\d) % in half of the cases, as no fitted run has .*", text)
+    assert marked is None or int(marked[1]) >= round(100 * MIXTURES.half), (
+        "no option is more certain than its own error"
+    )
     assert "per step on axis e, within a node" in text
     assert "per step on axis expert_data, between nodes" in text
     assert main(["show", str(path), "--world-size", "64"]) == 0
     assert f"  experts  {uneven['bytes'] / 2**30:.1f} GiB if a rank's experts" in capsys.readouterr().out
+    zero_bubble = record(capsys, str(path), *ON_H100, "schedule.type=zero_bubble")["error"]
+    assert zero_bubble["effects"] == ["zero_bubble", "a mixture that sends its tokens"]
+    assert zero_bubble["uncovered"] == ["zero_bubble"]
+    main(["plan", str(path), *ON_H100, "schedule.type=zero_bubble"])
+    assert "effect left out or that of published steps of mixtures, whichever is larger\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("factor", "load"), [(1.25, 1.25), (3, 2.0), (1, None)])
+def test_a_capacity_bounds_the_uneven_load(
+    factor: float, load: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cfg.py"
+    path.write_text(
+        "model = dict(type='GPT', num_layers=4, hidden_size=1024, num_heads=16, vocab_size=32000, max_seq_len=2048,\n"
+        f"             experts=dict(num=8, capacity_factor={factor}))\n"
+        "batch = dict(global_size=64, micro_size=1)\nparallel = dict(expert=8)\n"
+    )
+    uneven = record(capsys, str(path), *ON_H100)["uneven_experts"]
+    assert (uneven and uneven["load"]) == load
 
 
 def test_a_screen_has_one_bubble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -409,7 +436,7 @@ def test_offload_is_dropped_where_less_of_it_is_faster(tmp_path: Path, capsys: p
     out = capsys.readouterr().out
     assert "yours    data 8, ZeRO 3, micro 4 x 2, offload of optimizer and weights\n" in out
     assert f"  host memory    {made['host_bytes'] / 2**30:7.1f}  offloaded," in out
-    assert "no measured run has offload: the error is the largest of any effect left out\n" in out
+    assert "no fitted run has offload: the error is the largest of any effect left out\n" in out
     assert re.search(r"yours takes 1\.\d\d times as long as the first \(\+- \d\d % in half of the cases\)", out)
     assert main(["plan", *on_8, *first["overrides"]]) == 0
     assert "never measured" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.forecast_fits import DATA, load, load_unfitted
 from dslpar.core.mesh import Mesh, TensorMesh
 from dslpar.forecast.constants import CALIBRATED, ERROR, MIXTURES, UNCOVERED, widest
-from dslpar.forecast.coverage import effects_of
+from dslpar.forecast.coverage import GATHERED, SENT, effects_of
 from dslpar.forecast.device import device_named
 from dslpar.forecast.host_memory import host_bytes, offloads_of
 from dslpar.forecast.plan import Machine, forecast
@@ -43,7 +43,7 @@ def workload(pipe: int = 1, tensor: TensorMesh = ONE, split: bool = False, **cha
 
 
 MIXTURE = OtherModel(target="transformers.MixtralForCausalLM", args={"config": {}})
-SENT = TensorMesh(e=4, exchanges_tokens=True)
+EXCHANGE = TensorMesh(e=4, exchanges_tokens=True)
 OFFLOAD = Framework(offloads_optimizer=True, buckets=Buckets(offloads_weights=True))
 
 
@@ -56,8 +56,8 @@ OFFLOAD = Framework(offloads_optimizer=True, buckets=Buckets(offloads_weights=Tr
         (workload(), "mi300x-192g", ("mi300x-192g",)),
         (workload(framework=OFFLOAD), "h100-80g", ("offload",)),
         (workload(recompute="full", offloads_inputs=True), "h100-80g", ("offload",)),
-        (workload(model=MIXTURE), "h100-80g", ("a mixture that gathers its tokens",)),
-        (workload(model=MIXTURE, tensor=SENT), "h100-80g", ("experts over data ranks",)),
+        (workload(model=MIXTURE), "h100-80g", (GATHERED,)),
+        (workload(model=MIXTURE, tensor=EXCHANGE), "h100-80g", (SENT,)),
         (workload(pipe=2, split=True), "h100-80g", ("zero_bubble",)),
         (workload(tensor=TensorMesh(q=2, y=2, mode="2d", residual="hidden")), "h100-80g", ("mode 2d",)),
         (workload(tensor=TensorMesh(y=4, mode="1d", comm_overlap=True)), "h100-80g", ("comm_overlap",)),
@@ -84,12 +84,12 @@ def test_the_error_is_wider_for_an_effect_that_your_runs_have_not_either() -> No
 
 
 def test_published_steps_of_mixtures_have_an_error_of_their_own() -> None:
-    made, machine = workload(model=MIXTURE, tensor=SENT), Machine.usual(H100)
+    made, machine = workload(model=MIXTURE, tensor=EXCHANGE), Machine.usual(H100)
     assert (forecast(made, machine).error, forecast(made, machine).uncovered) == (widest(ERROR, MIXTURES), ())
-    calibrated = replace(machine, error=CALIBRATED, num_runs=5, covers=frozenset({"experts over data ranks"}))
+    calibrated = replace(machine, error=CALIBRATED, num_runs=5, covers=frozenset({SENT}))
     assert forecast(made, calibrated).error == CALIBRATED
     gathered = forecast(workload(model=MIXTURE), machine)
-    assert (gathered.error, gathered.uncovered) == (UNCOVERED, ("a mixture that gathers its tokens",))
+    assert (gathered.error, gathered.uncovered) == (widest(UNCOVERED, MIXTURES), (GATHERED,))
 
 
 def test_the_host_holds_what_is_offloaded() -> None:

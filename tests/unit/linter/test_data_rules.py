@@ -230,3 +230,13 @@ def test_packing_is_exact_or_refused(tmp_path: Path, model: str, problem: str) -
         assert marked(text, item) == "True"
         assert item.help == "packing=False"
     assert "BAT119" not in [item.code for item in of_chat(tmp_path, text.replace("packing=True", "packing=False"))]
+
+
+def test_a_capacity_of_experts_is_not_packed(tmp_path: Path) -> None:
+    """Conversations of a row would compete for the places of an expert."""
+    (tmp_path / "chat.jsonl").write_text(SAID)
+    text = ROTARY.replace("data = {}\n", "") + PACKED
+    text = text.replace("type='GPT',", "type='GPT', experts=dict(num=4, capacity_factor=1.25),")
+    (item,) = [item for item in of_chat(tmp_path, text) if item.code == "BAT119"]
+    assert "selects among all tokens of a row" in item.message
+    assert item.help == "packing=False; or leave model.experts.capacity_factor out"

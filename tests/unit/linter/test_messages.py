@@ -86,6 +86,17 @@ SAID = [
         "the scheduler has 9 steps, but the run has 10",
         "total_steps=10, or train.steps=9",
     ),
+    *(
+        (
+            f"lr_scheduler = dict(type='OneCycleLR', {arguments})\ntrain = dict(steps=4)",
+            f"a phase of the scheduler has one step, with pct_start {share}",
+            "pct_start=0.3",
+        )
+        for arguments, share in (
+            ("total_steps=4, pct_start=0.25", "0.25 of 4 steps"),
+            ("total_steps=5, pct_start=0.6, three_phase=True", "0.6 of 5 steps"),
+        )
+    ),
     # micro-batches
     (
         "parallel = dict(pipeline=2)\nschedule = dict(type='gpipe')",

@@ -257,6 +257,7 @@ def test_expert_parallelism_of_megatron_lm_becomes_the_ranks_that_hold_all_exper
 def test_what_of_a_mixture_has_a_counterpart_and_what_needs_its_author() -> None:
     more = "--moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-router-load-balancing-type none "
     more += "--moe-aux-loss-coeff 1e-2 --num-experts 8 --moe-router-topk 2 --moe-token-drop-policy position "
+    more += "--moe-expert-capacity-factor 1.5 "
     more += "--moe-layer-freq 2 --moe-router-num-groups 2 "
     told = fates(made_of(MIXTURE.format(tensor=1, expert=1, more=more), "run.sh"))
     dropped = ("--expert-model-parallel-size", "--moe-grouped-gemm", "--moe-token-dispatcher-type")
@@ -298,7 +299,10 @@ MIXTRAL = """--disable-bias-linear --swiglu --normalization RMSNorm --position-e
             "--moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity --moe-token-drop-policy probs",
             {"num": 8, "balance": 0.0, "top_k": 3, "capacity_factor": 1.5},
         ),
-        ("--moe-expert-capacity-factor -1", {"num": 8, "balance": 0.0, "top_k": 3}),
+        (
+            "--moe-expert-capacity-factor -1 --moe-token-drop-policy position",
+            {"num": 8, "balance": 0.0, "top_k": 3},
+        ),
     ],
 )
 def test_a_mixture_of_megatron_lm_is_a_gpt_with_experts(more: str, experts: dict[str, object]) -> None:
@@ -327,6 +331,7 @@ def test_a_mixture_of_megatron_lm_is_a_gpt_with_experts(more: str, experts: dict
             "--num-experts",
             "Megatron-DeepSpeed samples the second expert",
         ),
+        ("--num-experts 8 --moe-expert-capacity-factor 0", "--moe-expert-capacity-factor", "choose a capacity above 0"),
         (
             "--num-experts 8 --moe-shared-expert-intermediate-size 70",
             "--moe-shared-expert-intermediate-size",

@@ -89,6 +89,17 @@ def test_what_decides_the_maths_stays() -> None:
     assert made.spec.train.clip_grad_norm == 1.0
 
 
+@pytest.mark.parametrize(("factor", "small_factor"), [(2.0, 1.0), (0.5, 0.5), (None, None)])
+def test_a_capacity_still_drops_tokens(factor: float | None, small_factor: float | None) -> None:
+    """With few experts, a larger one would drop none."""
+    experts = {"num": 64, "top_k": 8} | ({} if factor is None else {"capacity_factor": factor})
+    sizes = {"num_layers": 4, "hidden_size": 256, "num_heads": 8, "vocab_size": 512, "max_seq_len": 128}
+    checked = check.check(check.load({"model": {"type": "GPT", **sizes, "experts": experts}}), 2, forecasts=False)
+    assert checked.job is not None
+    (made,) = shrink(checked.job, max_ranks=8, steps=3)
+    assert made.job.spec.model.capacity_factor == small_factor  # type: ignore[union-attr]
+
+
 def test_groups_of_experts_and_latents_become_small() -> None:
     config = {"model": {"type": "transformers.DeepseekV3ForCausalLM", "config": {"num_hidden_layers": 12}}}
     checked = check.check(check.load(config), 2, forecasts=False)

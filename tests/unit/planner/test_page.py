@@ -419,10 +419,13 @@ def test_a_pipeline_that_is_too_long_to_simulate_has_no_schedule() -> None:
 def test_loads_of_experts_are_a_row_of_cells_per_layer(tmp_path: Path) -> None:
     job = job_of(MODEL + f"train = dict(output_dir={str(tmp_path)!r})\n", 1)
     assert 'id="experts"' not in as_html(job, None)
-    expert_loads.write(tmp_path, 40, [LayerLoad("blocks.0", 1, (0.5, 0.5)), LayerLoad("blocks.1", 1, (1.0, 0.0))])
+    expert_loads.write(
+        tmp_path, 40, [LayerLoad("blocks.0", 1, (0.5, 0.5)), LayerLoad("blocks.1", 1, (1.0, 0.0), 0.125)]
+    )
     cells = ElementTree.fromstring(pictures(job, None)["experts"]).findall(f"{SVG}rect[@class='load']")
     assert [cell.get("fill-opacity") for cell in cells] == ["0.500", "0.500", "1.000", "0.000"]
     assert "blocks.1, expert 0: 2.00 times the mean" in as_html(job, None)
+    assert "12.5 %" in as_html(job, None)
     (tmp_path / EXPERTS).write_text("<b>no JSON")
     page = as_html(job, None)
     assert "experts.json cannot be read" in page
