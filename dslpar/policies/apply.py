@@ -138,7 +138,7 @@ class _Application:
         if match(policy.experts, name):
             made = experts.Experts(groups, module, name)
             if self.cut.adapters:
-                self.cut.adapters.adapt_experts(made, name)
+                made.adapt(self.cut.adapters, name)
             return made
         if match(policy.routers, name):
             return modules.Uncut(groups, module, name, TENSOR_AXES)

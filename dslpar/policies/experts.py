@@ -55,6 +55,7 @@ from dslpar.layers.parameter import ZEROS, Layer, parameter, placement_of
 from dslpar.layers.placement import Placement
 from dslpar.layers.token_exchange import TokenExchange
 from dslpar.policies.errors import NEEDS_OWN_CODE
+from dslpar.policies.lora import Adapters
 from dslpar.policies.replacement_modules import Source, call_with
 
 
@@ -177,6 +178,14 @@ class Experts(Layer):
         self.adapters: list[ExpertAdapter] = []
         self.adapted: dict[ExpertAdapter, str] = {}
         """Adapter -> the module in peft's names."""
+
+    def adapt(self, adapters: Adapters, module: str) -> None:
+        """Add adapters to the weights that are among the target parameters; `module` is transformers' name."""
+        names = adapters.parameters.get(module, [])
+        for depth, name in enumerate(reversed(names)):
+            adapter = self.add_adapter(name, adapters.lora.r, adapters.lora.scale)
+            # peft wraps a module once per parameter, in the module's order: the last is the outermost.
+            self.adapted[adapter] = module + ".base_layer" * depth
 
     def add_adapter(self, name: str, r: int, scale: float) -> ExpertAdapter:
         """Add adapters of rank `r` to the experts' weights in the parameter `name`."""

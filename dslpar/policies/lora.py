@@ -21,7 +21,6 @@ from dslpar.core.errors import DslparError, Finding
 from dslpar.core.suggest import did_you_mean
 from dslpar.layers import Linear
 from dslpar.layers.lora import Adapter, ExpertAdapter
-from dslpar.policies.experts import Experts
 from dslpar.schema.policy import Policy, match
 from dslpar.schema.sections import LoRA
 
@@ -107,14 +106,6 @@ class Adapters:
             message = "adapters of experts are added to their weights, which leaves no input to drop features of"
             problems.append(finding("CFG223", message, "lora_dropout=0.0", key="model.lora.lora_dropout"))
         return found
-
-    def adapt_experts(self, experts: Experts, module: str) -> None:
-        """Add adapters to the weights of experts that are among the target parameters; `module` is transformers'."""
-        names = self.parameters.get(module, [])
-        for depth, name in enumerate(reversed(names)):
-            adapter = experts.add_adapter(name, self.lora.r, self.lora.scale)
-            # peft wraps a module once per parameter, in the module's order: the last is the outermost.
-            experts.adapted[adapter] = module + ".base_layer" * depth
 
     def adapt(self, linear: Linear, module: str, name: str = "", blocks: slice = slice(None)) -> None:
         """Add an adapter to a linear if transformers' `module` is among the targets.
