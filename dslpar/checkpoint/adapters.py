@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from dslpar.checkpoint.slices import Segment
 from dslpar.checkpoint.tensor_reader import TensorReader
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
@@ -45,16 +46,26 @@ class Contents(NamedTuple):
         """Return whether a weight has an adapter."""
         return state in self.of_experts or (state.endswith(".weight") and _matrix(state, "lora_A") in self.matrices)
 
+    def delta_of_experts(self, reader: TensorReader, state: str, experts: slice) -> Tensor:
+        """Return the update that adapters add to the weights of some experts, in float32: only these are read."""
+        adapter, a, b = self.of_experts[state]
+        left, right = (b, a) if not adapter.transposed else (a, b)
+        one, other = (_of_experts(reader, each, experts).float() for each in (left, right))
+        if adapter.transposed:
+            one, other = one.transpose(1, 2), other.transpose(1, 2)
+        return adapter.scale * (one @ other)
+
     def delta(self, reader: TensorReader, state: str) -> Tensor:
-        """Return the update that an adapter adds to a weight: s B A, float32 [out, in], or of the shape of experts."""
-        if state in self.of_experts:
-            found = self.of_experts[state]
-            a, b = (reader.full(each).float() for each in (found.a, found.b))
-            adapter = found.adapter
-            features = (a.shape[2], b.shape[1]) if adapter.transposed else (b.shape[1], a.shape[2])
-            return adapter.added(a.new_zeros(len(a), *features), a, b)
+        """Return the update that an adapter adds to a weight: s B A, float32 [out, in]."""
         a, b = (reader.full(self.matrices[_matrix(state, each)]).float() for each in ("lora_A", "lora_B"))
         return self.scale * (b @ a)
+
+
+def _of_experts(reader: TensorReader, name: str, experts: slice) -> Tensor:
+    """Read A or B of some experts."""
+    _, *others = reader.index.entry(name).shape
+    box = ((Segment(experts.start, experts.stop - experts.start),), *((Segment(0, each),) for each in others))
+    return reader.local(name, "", box)
 
 
 def _matrix(state: str, matrix: str) -> str:

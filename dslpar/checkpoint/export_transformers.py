@@ -267,7 +267,12 @@ def _read(reader: TensorReader, part: Part, view: View) -> Tensor:
 
 def _merged(reader: TensorReader, adapters: Contents, part: Part, view: View) -> Tensor:
     """Read a weight and add its adapter's update, summed in float32."""
-    stored, delta = _read(reader, part, view), adapters.delta(reader, view.state)
+    stored = _read(reader, part, view)
+    if view.state in adapters.of_experts:
+        first, *others = view.starts
+        delta = adapters.delta_of_experts(reader, view.state, slice(first, first + view.lengths[0]))
+        return (stored.float() + _cut(delta, view._replace(starts=(0, *others)))).to(stored.dtype)
+    delta = adapters.delta(reader, view.state)
     return (stored.float() + _cut(delta.t() if part.transposed else delta, view)).to(stored.dtype)
 
 

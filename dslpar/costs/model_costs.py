@@ -159,5 +159,6 @@ def _load(work: Work) -> float:
     """Return a rough measure of a layer's time, in operations of matrix products; at least 1."""
     made = (*work.products, *work.frozen, *work.adapters, *work.kernels)
     products = sum(2 * rows * depth * columns for rows, depth, columns in made)
+    products += sum(2 * each.elements * (each.rows + 3 * each.r) for each in work.sums)
     scores = sum(4 * each.queries * each.keys / (2 if each.causal else 1) for each in work.scores)
     return products + scores + _OPERATIONS_AN_ELEMENT * work.elementwise + 1.0

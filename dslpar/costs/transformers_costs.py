@@ -176,18 +176,14 @@ def _kinds(
     return [dense if number < config.num_dense else with_experts for number in range(len(parameters))]
 
 
-_OF_EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
-
-
 def _expert_adapters(mixture: Mixture, lora: LoRA | None) -> Layers:
-    """Return the adapters of experts' weights, if there are any."""
-    targets = () if lora is None else lora.target_parameters
-    features = ((mixture.hidden_size, 2 * mixture.ffn_size), (mixture.ffn_size, mixture.hidden_size))
-    adapted = [
-        sizes
-        for name, sizes in zip(_OF_EXPERTS, features, strict=True)
-        if any(f".{name}".endswith(f".{target}") or target.endswith(f".{name}") for target in targets)
-    ]
+    """Return the adapters of experts' weights, if there are any; a target in one block counts in all."""
+    names = set() if lora is None else {target.rpartition(".")[2] for target in lora.target_parameters}
+    features = {
+        "gate_up_proj": (mixture.hidden_size, 2 * mixture.ffn_size),
+        "down_proj": (mixture.ffn_size, mixture.hidden_size),
+    }
+    adapted = [sizes for name, sizes in features.items() if name in names]
     if lora is None or not adapted:
         return ()
     return (ExpertAdapters(mixture.num_experts, mixture.active, lora.r, tuple(adapted)),)
@@ -200,7 +196,7 @@ def _without_adapters(layers: Layers) -> Layers:
 
 
 def _mixture(config: TransformersConfig, *, frozen: bool) -> Mixture | None:
-    """Return the mixture of a block with experts. `frozen`: only adapters are trained, of which experts have none."""
+    """Return the mixture of a block with experts. `frozen`: only adapters are trained (`_expert_adapters`)."""
     whole = transformers_costs.mixture_weights(config, TensorMesh())
     hidden, experts, active = (config.size(name) for name in ("hidden", "experts", "active_experts"))
     ffn = config.size("expert_ffn") or config.size("ffn")
@@ -301,6 +297,11 @@ def flops_per_token(config: TransformersConfig | None, seq_len: int, lora: LoRA 
     ):
         of_adapters += gpt.num_layers * sum(each.r * (inputs + each.out_features) for each in beside or ())
         frozen -= gpt.num_layers * inputs * outputs if beside is None else 0
+    mixture = _mixture(config, frozen=True)
+    for each_mixture in _expert_adapters(mixture, lora) if mixture is not None else ():
+        assert isinstance(each_mixture, ExpertAdapters)
+        of_one = each_mixture.r * sum(inputs + outputs for inputs, outputs in each_mixture.weights)
+        of_adapters += (gpt.num_layers - config.num_dense) * each_mixture.active * of_one
     return flops.per_token(multiplied + of_adapters, scores, frozen)
 
 
@@ -357,7 +358,7 @@ def adapter_sizes(config: TransformersConfig, gpt: Any, lora: LoRA) -> AdapterSi
     names = dict(next((each for key, each in _LINEARS.items() if config.model.startswith(tuple(key.split()))), _LLAMA))
     if gpt.activation != "swiglu":
         names.pop("mlp.gate_proj", None)
-    if config.size("experts") is not None:  # experts have no adapters
+    if config.size("experts") is not None:  # linears of experts have no adapters
         names = {name: each for name, each in names.items() if each[0] in ("qkv", "out")}
     head_dim = config.size("head_dim") or gpt.hidden_size // gpt.num_heads
     sizes = {"q": head_dim * gpt.num_heads, "kv": head_dim * gpt.kv_heads, "hidden": gpt.hidden_size}

@@ -65,6 +65,23 @@ class Scores(NamedTuple):
     """True if a causal mask leaves half of the scores."""
 
 
+class WeightSum(NamedTuple):
+    """Sum of `num` experts' weights and their low-rank adapters, which these experts' rows are multiplied with."""
+
+    num: float
+    rows: float
+    """Rows of one expert."""
+    inputs: float
+    outputs: float
+    r: float
+    """Rank of the adapters."""
+
+    @property
+    def elements(self) -> float:
+        """Elements of the sum, and of its gradient."""
+        return self.num * self.inputs * self.outputs
+
+
 class Work(NamedTuple):
     """Compute of a rank in the forward of a micro-batch."""
 
@@ -76,6 +93,8 @@ class Work(NamedTuple):
     """Products with the matrices of LoRA adapters, which are trained."""
     grouped: tuple[Grouped, ...] = ()
     """Products of experts with trained weights."""
+    sums: tuple[WeightSum, ...] = ()
+    """Sums of experts' frozen weights and their adapters."""
     scores: tuple[Scores, ...] = ()
     """Attention without its projections, one entry per attention layer."""
     elementwise: float = 0.0
@@ -94,6 +113,7 @@ class Work(NamedTuple):
             frozen=self.frozen + other.frozen,
             adapters=self.adapters + other.adapters,
             grouped=self.grouped + other.grouped,
+            sums=self.sums + other.sums,
             scores=self.scores + other.scores,
             elementwise=self.elementwise + other.elementwise,
             losses=self.losses + other.losses,
@@ -111,6 +131,7 @@ class Work(NamedTuple):
             frozen=part_of(self.frozen),
             adapters=part_of(self.adapters),
             grouped=tuple(each._replace(rows=each.rows * share) for each in self.grouped),
+            sums=tuple(each._replace(rows=each.rows * share) for each in self.sums),
             scores=tuple(each._replace(queries=each.queries * share) for each in self.scores),
             elementwise=self.elementwise * share,
             losses=self.losses * share,
@@ -125,6 +146,7 @@ def total(layers: Iterable[Layer], tensor: TensorMesh, tokens: Number) -> Work:
         frozen=tuple([each for part in parts for each in part.frozen]),
         adapters=tuple([each for part in parts for each in part.adapters]),
         grouped=tuple([each for part in parts for each in part.grouped]),
+        sums=tuple([each for part in parts for each in part.sums]),
         scores=tuple([each for part in parts for each in part.scores]),
         elementwise=sum([part.elementwise for part in parts]),
         losses=sum([part.losses for part in parts]),
@@ -207,14 +229,11 @@ def mixture(layer: sizes.Mixture, tensor: TensorMesh, tokens: Number) -> Work:
 
 
 def expert_adapters(layer: sizes.ExpertAdapters, tensor: TensorMesh, tokens: Number) -> Work:
-    """Count the sums of experts' weights and adapters, and the gradients of these sums at the even load."""
+    """Count the sums of experts' weights and adapters, at the even load."""
     share = float(layer.share(tensor))
-    rows = float(tokens) * layer.active * tensor.e * share / layer.num_experts
-    sums = tuple(Product(share * outputs, float(layer.r), float(inputs)) for inputs, outputs in layer.weights)
-    # A product of `frozen` runs twice, forward and backward; a weight's gradient is one product.
-    gradients = tuple(Product(rows / 2, float(inputs), float(outputs)) for inputs, outputs in layer.weights)
-    moved = 3 * share * sum(float(inputs * outputs) for inputs, outputs in layer.weights)
-    return Work(adapters=sums, frozen=gradients, elementwise=moved)
+    rows = float(tokens) * layer.active * tensor.e / layer.num_experts
+    made = [WeightSum(share, rows, float(inputs), float(outputs), float(layer.r)) for inputs, outputs in layer.weights]
+    return Work(sums=tuple(made))
 
 
 def gathered_mixture(layer: sizes.GatheredMixture, tensor: TensorMesh, tokens: Number) -> Work:

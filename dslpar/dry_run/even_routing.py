@@ -58,12 +58,14 @@ def _with_grouped_products() -> Iterator[None]:
     moe = sys.modules[_MOE]
     run = Experts._run
 
-    def with_grouped_products(self: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def with_grouped_products(
+        self: Experts, own_weights: Mapping[str, Tensor], x: Tensor, index: Tensor, weights: Tensor
+    ) -> Tensor:
         own = self.module[0]
         if own.config._experts_implementation != "grouped_mm":
             own.config = copy.copy(own.config)
             own.config._experts_implementation = "grouped_mm"
-        return run(self, x, index, weights)
+        return run(self, own_weights, x, index, weights)
 
     def in_half_precision(x: Tensor, weight: Tensor, offsets: Tensor) -> bool:
         return weight.dtype is torch.bfloat16  # torch's kernel on the meta device has no other

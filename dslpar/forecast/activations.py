@@ -279,8 +279,9 @@ def _working(workload: Workload) -> float:
 
     The sum has four parts:
 
-    1. Temporaries, the larger of two moments. At the widest product: two tensors of the size of its output and two of
-       its input, for gradients and the activation function. In attention: the residual's gradient and the temporaries
+    1. Temporaries, the largest of three moments. At the widest product: two tensors of the size of its output and two
+       of its input, for gradients and the activation function. At adapters of experts: the gradient of a sum of weights
+       and adapters. In attention: the residual's gradient and the temporaries
        that `dslpar.costs.memory.attention_working` counts, less the MLP's saved tensors, which are freed by then.
     2. Weights that are gathered over q.
     3. With recomputation, the tensors that a group of layers saves, except its input, which was kept all the time.
@@ -294,6 +295,7 @@ def _working(workload: Workload) -> float:
     products = (*work.products, *work.frozen, *experts)
     widest = max((2 * rows * (depth + columns) for rows, depth, columns in products), default=0.0) / chunks
     widest += of_mlp / chunks / size if chunks > 1 else 0.0
+    widest = max(widest, max((each.elements for each in work.sums), default=0.0))  # the gradient of such a sum
     around, wide = float(costs.attention_working.elements), float(costs.attention_working.wide)
     if around:
         in_attention = size * (around + float(costs.boundary)) + WIDE_BYTES * wide - (of_mlp if chunks == 1 else 0.0)

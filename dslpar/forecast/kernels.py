@@ -93,6 +93,13 @@ def kernels_of(work: Work, device: Device, *, fused: bool, element_bytes: int = 
         backward.append(Kernel(work_s / _filled(rows, depth, tile, num_sms), 1 / columns, memory_s, misaligned))
         if has_weight_gradient:
             backward.append(Kernel(work_s / _filled(depth, columns, tile, num_sms), 1 / rows, memory_s, misaligned))
+    for num, each_rows, inputs, outputs, r in work.sums:
+        elements = num * inputs * outputs
+        sum_ = Kernel(2 * elements * r / per_s, 1 / r, 2 * elements * moved_s, misaligned=False)
+        gradient_s = 2 * elements * each_rows / per_s / _filled(inputs, outputs, tile, num_sms)
+        forward.append(sum_)
+        # The sum's gradient is a product for each expert, and those of A and B are products with it.
+        backward += [Kernel(gradient_s, 1 / each_rows, elements * moved_s, misaligned=False), sum_, sum_]
     for group in work.grouped:
         one, two = _grouped_kernels(group, device, moved_s)
         forward += [one] * group.times

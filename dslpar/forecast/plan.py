@@ -106,7 +106,7 @@ class Forecast:
 
     @property
     def uncovered(self) -> tuple[str, ...]:
-        """Effects that no measured run has, published or your own."""
+        """Effects that no measured run has, published or your own; of `SENT` there are published steps."""
         return tuple(name for name in self.effects if name != SENT)
 
     @property

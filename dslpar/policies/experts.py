@@ -35,7 +35,8 @@ weights are gathered for each use, since its features are sharded but each rank 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -206,24 +207,25 @@ class Experts(Layer):
         """
         if self.training:
             self.expert_load.add(top_k_index)
+        own = self._weights()  # once, however many parts tokens are exchanged in
         if self.exchange is not None:
-            return self.exchange.run(x, top_k_index, top_k_weights, self._run_rows)
+            return self.exchange.run(x, top_k_index, top_k_weights, partial(self._run_rows, own))
         here = (top_k_index >= self.first) & (top_k_index < self.first + self.share_of_experts)
         if not bool(here.any()):
             return x.new_zeros(x.shape) + self._zero_of(x, top_k_weights)
         index = top_k_index - self.first
         if self._config(x)._experts_implementation == "eager":
             token, choice = here.nonzero(as_tuple=True)
-            rows = self._run(x[token], index[token, choice, None], top_k_weights[token, choice, None])
+            rows = self._run(own, x[token], index[token, choice, None], top_k_weights[token, choice, None])
             return x.new_zeros(x.shape).index_add(0, token, rows)
-        return self._run(x, index.masked_fill(~here, self.share_of_experts), top_k_weights.masked_fill(~here, 0))
+        return self._run(own, x, index.masked_fill(~here, self.share_of_experts), top_k_weights.masked_fill(~here, 0))
 
-    def _run_rows(self, rows: Tensor, counts: Tensor) -> Tensor:
+    def _run_rows(self, own: Mapping[str, Tensor], rows: Tensor, counts: Tensor) -> Tensor:
         """Map rows [m, H], sorted by expert of this rank, to their outputs [m, H]."""
         if not len(rows):
             return rows + self._zero_of(rows)
         index = torch.arange(len(counts), device=rows.device).repeat_interleave(counts, output_size=len(rows))
-        return self._run(rows, index.unsqueeze(1), rows.new_ones(len(rows), 1))
+        return self._run(own, rows, index.unsqueeze(1), rows.new_ones(len(rows), 1))
 
     def _zero_of(self, *inputs: Tensor) -> Tensor:
         """Return 0, computed from all inputs and weights, so that a rank without tokens has zero gradients for them."""
@@ -237,9 +239,10 @@ class Experts(Layer):
             own.config._experts_implementation = "eager"
         return own.config
 
-    def _run(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def _run(self, own: Mapping[str, Tensor], x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """Run transformers' experts with this rank's parameters."""
         self._config(x)
-        y: Tensor = call_with(self.module[0], self._weights(), x, index, weights)
+        y: Tensor = call_with(self.module[0], dict(own), x, index, weights)
         return y
 
     def _weights(self) -> dict[str, Tensor]:

@@ -72,9 +72,10 @@ class Adapters:
             problems.append(finding("CFG223", message, f"choose from {legal}", key="model.lora.target_modules"))
         self.parameters = self._parameters_of_experts(model, policy, problems)
         """Module of experts -> its target parameters, in the module's order."""
-        if not (self.targets or self.saved or lora.target_modules or lora.target_parameters):
+        if not (lora.target_modules or lora.target_parameters):
             message = "no weight has an adapter: target_modules is empty"
-            problems.append(finding("CFG223", message, "target_modules='all-linear'", key="model.lora.target_modules"))
+            legal = ", ".join(map(repr, sorted({each.rpartition(".")[2] for each in can})))
+            problems.append(finding("CFG223", message, f"choose from {legal}", key="model.lora.target_modules"))
         if is_tied and any(isinstance(model.get_submodule(name), nn.Embedding | nn.Linear) for name in saved):
             message = f"{', '.join(saved)}: the table and the head are one weight, which peft would train twice"
             hint = "leave them out of modules_to_save, or config=dict(tie_word_embeddings=False)"

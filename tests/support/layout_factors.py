@@ -285,7 +285,8 @@ def _model(row: Row) -> dict[str, Any]:
     model = {"type": kind, "config": config}
     lora: dict[str, Any] = {"r": 4, "lora_alpha": 8}
     if row["family"] in MIXTURES:  # linears of shared experts and of latents have none
-        lora |= {"target_modules": ["o_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+        lora |= {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+        lora["target_modules"] = [] if row["expert"] else ["o_proj"]
     return model | ({"lora": lora} if row["adapters"] else {})
 
 

@@ -263,19 +263,19 @@ def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
         message = f"the scheduler has {total} steps, but the run has {steps}"
         yield cx.problem("lr_scheduler.total_steps", message, f"total_steps={steps}, or train.steps={total}")
     share, three = scheduler.args.get("pct_start", 0.3), scheduler.args.get("three_phase", False)
-    if _has_phase_of_one_step(share, total, three):
+    if _has_phase_of_one_step(share, total, three, ends=steps >= total):
         message = f"a phase of the scheduler has one step, with pct_start {share:g} of {total} steps"
-        legal = next((each for each in (0.3, 0.4, 0.2) if not _has_phase_of_one_step(each, total, three)), 0.3)
+        legal = next((each for each in (0.3, 0.4, 0.2) if not _has_phase_of_one_step(each, total, three, True)), 0.3)
         yield cx.problem("lr_scheduler.pct_start", message, f"pct_start={legal:g}")
 
 
-def _has_phase_of_one_step(share: float, total: int, three: bool) -> bool:
+def _has_phase_of_one_step(share: float, total: int, three: bool, ends: bool) -> bool:
     """Return whether torch's OneCycleLR divides by 0: the difference of a phase's last step and that of the one before.
 
-    The last steps are computed here as there.
+    The last steps are computed here as there. `ends`: the run takes all steps, and computes a rate of the last phase.
     """
     last = [0.0, float(share * total) - 1, *([float(2 * share * total) - 2] if three else []), float(total - 1)]
-    return any(before == end for before, end in pairwise(last))
+    return any(before == end for before, end in pairwise(last if ends else last[:-1]))
 
 
 @rule("BAT109", "no-momentum-to-cycle")

@@ -155,7 +155,8 @@ def capacity_without_effect(cx: Context) -> Iterator[Problem]:
     factor, enough = experts.capacity_factor, experts.num / experts.top_k
     if factor is not None and factor >= enough:
         message = f"capacity_factor {factor:g} drops nothing: with {enough:g} an expert may take every token"
-        yield cx.problem("model.experts.capacity_factor", message, "leave it out; or choose less, such as 1.25")
+        less = "" if enough <= 1.25 else "; or capacity_factor=1.25"
+        yield cx.problem("model.experts.capacity_factor", message, f"leave it out{less}")
 
 
 @rule("TEN139", "capacity-of-chunks")

@@ -47,7 +47,7 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
     message = (
         f"context parallelism by {requested} sends {elements_sent[requested]:,} elements per rank and layer,"
         f" by {best} {elements_sent[best]:,}: a step takes {steps[requested] / steps[best]:.2f} times as long"
-        f" ({machine.device.name}, {machine.nodes.per_node} per node), by a forecast that no measured run checks"
+        f" ({machine.device.name}, {machine.nodes.per_node} per node), by the forecast of `dslpar plan`"
     )
     if elements_sent[requested] < elements_sent[best]:
         message += ", since 'ring' sends during attention, and 'ulysses' waits for its exchange"

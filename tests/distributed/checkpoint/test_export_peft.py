@@ -8,12 +8,14 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
 from dslpar.checkpoint import folder
+from dslpar.checkpoint.adapters import Contents
 from dslpar.checkpoint.export_peft import export_peft
 from dslpar.checkpoint.export_transformers import export_transformers
 from dslpar.checkpoint.folder import Checkpoint
@@ -114,6 +116,22 @@ def test_peft_and_transformers_compute_what_the_run_did(family: str, tmp_path: P
     assert float((base - logits).abs().max()) > 1e-2 * float(base.abs().max()), "it has learned"
     assert_close(logits_of(peft.PeftModel.from_pretrained(cls.from_pretrained(before), tmp_path / "adapter")), logits)
     assert_close(logits_of(cls.from_pretrained(tmp_path / "merged")), logits)
+
+
+@pytest.mark.prove
+def test_merging_reads_the_adapters_of_one_expert_at_a_time(tmp_path: Path) -> None:
+    """The files have a tensor per expert: with all experts' updates for each, a large mixture would take hours."""
+    _, stored, _ = run("mixtral", tmp_path, None, 1)
+    read, delta = list[int](), Contents.delta_of_experts
+
+    def counted(self: Contents, reader: Any, state: str, experts: slice) -> Tensor:
+        read.append(experts.stop - experts.start)
+        return delta(self, reader, state, experts)
+
+    with patch.object(Contents, "delta_of_experts", counted):
+        export_transformers(stored, tmp_path / "merged", merges_lora=True)
+    assert set(read) == {1}
+    assert len(read) == 3 * 8 * 3, "gate, up and down of eight experts in three blocks"
 
 
 def keys(path: Path) -> dict[str, tuple[int, ...]]:

@@ -22,6 +22,7 @@ from dslpar.costs.any_model import model_costs
 from dslpar.distributed.collectives import all_gather
 from dslpar.distributed.groups import Groups
 from dslpar.layers import gather, placement, placement_of
+from dslpar.layers.lora import ExpertAdapter
 from dslpar.models import recompute
 from dslpar.models.layered import build_module
 from tests.support.ranks import RankError, on_ranks
@@ -229,6 +230,7 @@ def test_a_frozen_base_costs_no_product_of_weights_gradients() -> None:
 @pytest.mark.parametrize(
     ("family", "keys", "message", "hint"),
     [
+        ("llama", {"target_modules": []}, "no weight has an adapter", "choose from .down_proj., .gate_proj."),
         (
             "mixtral",
             {"target_parameters": ["experts.gate_up"]},
@@ -260,6 +262,29 @@ def test_what_is_no_weight_of_experts_is_refused(family: str, keys: dict[str, An
     cls, config = hf.FAMILIES[family].classes()[0], hf.FAMILIES[family].config()
     with pytest.raises(DslparError, match=rf"CFG223 .*{message}[\s\S]*{hint}"):
         HuggingFaceModel(cls, config, lora=QV | keys)
+
+
+def _sums(chunks: int) -> int:
+    """Return how many sums of weights and adapters a forward of two weights in each block's experts computes."""
+    made = 0
+
+    def counted(self: ExpertAdapter, *tensors: Tensor) -> Tensor:
+        nonlocal made
+        made += 1
+        return added(self, *tensors)
+
+    added, family = ExpertAdapter.added, hf.FAMILIES["mixtral"]
+    groups = Groups(mesh.Mesh(tensor=mesh.TensorMesh(exchanges_tokens=True, expert_chunks=chunks)))
+    model = HuggingFaceModel(family.classes()[0], family.config(), lora=CASES["mixtral, experts"][1])
+    module, ids = build_module(model, groups, seed=1), hf_parity.make_inputs(family.config())["input_ids"]
+    with patch.object(ExpertAdapter, "added", counted):
+        module(ids)
+    return made
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_adapters_are_added_once_however_many_parts_tokens_are_sent_in(chunks: int) -> None:
+    assert on_ranks(1, _sums, chunks) == [2 * 3]
 
 
 def test_linears_of_experts_have_no_adapter() -> None:

@@ -88,13 +88,13 @@ SAID = [
     ),
     *(
         (
-            f"lr_scheduler = dict(type='OneCycleLR', {arguments})\ntrain = dict(steps=4)",
+            f"lr_scheduler = dict(type='OneCycleLR', {arguments})",
             f"a phase of the scheduler has one step, with pct_start {share}",
             "pct_start=0.3",
         )
         for arguments, share in (
-            ("total_steps=4, pct_start=0.25", "0.25 of 4 steps"),
-            ("total_steps=5, pct_start=0.6, three_phase=True", "0.6 of 5 steps"),
+            ("total_steps=4, pct_start=0.25)\ntrain = dict(steps=4", "0.25 of 4 steps"),
+            ("total_steps=5, pct_start=0.6, three_phase=True)\ntrain = dict(steps=5", "0.6 of 5 steps"),
         )
     ),
     # micro-batches
