@@ -595,7 +595,7 @@ LORA = of_module(
             "bound-of-piece",
             "scale",
             "KaimingUniform.piece",
-            "1 / math.sqrt(placement.shape[1])",
+            "1 / math.sqrt(placement.shape[-1])",
             "1 / math.sqrt(placement.local_shape[1])",
             "A is drawn for the inputs of a piece",
             "placement.shape[1] != placement.local_shape[1]",
