@@ -1,7 +1,7 @@
 """Texts that do not parse: replace what is broken, so that all other statements are evaluated, for an editor.
 
-    text, broken = recovered("model = dict(num_layers=4,\\nparallel = dict(pipeline=2)\\n")
-    # text: "model = dict(num_layers=4,)\\nparallel = dict(pipeline=2)\\n"; broken: {1}
+    text, broken, findings = recovered("model = dict(num_layers=4,\\nparallel = dict(pipeline=2)\\n", "cfg.py")
+    # text: "model = dict(num_layers=4,)\\nparallel = dict(pipeline=2)\\n"; broken: {1}; findings: CFG001 at 1:13
 
 Lines keep their numbers. A statement costs no other one. Within a statement, first only the line is replaced at which
 Python stops, or the one before it: `num_layers=` becomes a name that nothing defines, which the evaluator treats as an
@@ -18,7 +18,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from dslpar.language.source import parse_quietly
+from dslpar.core.errors import Finding, Location
+from dslpar.language.errors import ConfigError, finding
+from dslpar.language.source import Source, parse, parse_quietly
 
 UNKNOWN = "_not_parsed"
 """A name that no config defines."""
@@ -36,24 +38,38 @@ _MOST_JOINED = 12
 
 
 class Recovered(NamedTuple):
-    """A text that parses, and the lines of the original, from 1, that were replaced or completed."""
+    """A text that parses, the lines of the original, from 1, that were replaced or completed, and why."""
 
     text: str
     broken: frozenset[int]
+    findings: tuple[Finding, ...] = ()
+    """A syntax error for each statement that was changed."""
 
 
-def recovered(text: str) -> Recovered:
-    """Return the text, with each statement that does not parse replaced as little as possible."""
+def recovered(text: str, path: str) -> Recovered:
+    """Return the text of a file, with each statement that does not parse replaced as little as possible."""
     if _parses(text):
         return Recovered(text, frozenset())
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     made: list[str] = []
-    broken: set[int] = set()
+    broken, findings = set[int](), list[Finding]()
     for first, part in _statements(lines):
         replaced = _replaced(part)
         made += replaced
         broken |= {first + at + 1 for at, (old, new) in enumerate(zip(part, replaced, strict=True)) if old != new}
-    return Recovered("\n".join(made), frozenset(broken))
+        if replaced != part:
+            findings += _why("\n".join(part), path, first)
+    return Recovered("\n".join(made), frozenset(broken), tuple(findings))
+
+
+def _why(part: str, path: str, first: int) -> Iterator[Finding]:
+    """Yield the syntax error of a statement that begins after `first` lines."""
+    try:
+        parse(Source(path, part))
+    except ConfigError as error:
+        at = error.location or Location(path)
+        at = at._replace(line=at.line + first, end_line=at.end_line + first)
+        yield finding(error.code, at, error.message, error.hint)
 
 
 def _parses(text: str) -> bool:

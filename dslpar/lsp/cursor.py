@@ -18,7 +18,7 @@ Kind = Literal["name", "key", "value", "import"]
 _TOKEN = re.compile(
     r"#[^\n]*|'''(?:\\.|[^\\])*?(?:'''|\Z)|\"\"\"(?:\\.|[^\\])*?(?:\"\"\"|\Z)"
     r"|'(?:\\.|[^\\'\n])*(?:'|(?=\n)|\Z)|\"(?:\\.|[^\\\"\n])*(?:\"|(?=\n)|\Z)"
-    r"|[^\W\d]\w*|[\d.]\w*(?:\.\w*)?|==|[()\[\]{}=:,.]|[^\s\w]",
+    r"|[^\W\d]\w*|\d\w*(?:\.\w*)?|\.\d\w*|==|[()\[\]{}=:,.]|[^\s\w]",
     re.DOTALL,
 )
 _WORD = re.compile(r"\w*\Z")
@@ -98,7 +98,9 @@ def _in_import(statement: str) -> Place | None:
 
 def _place(statement: str) -> Place | None:
     frames = [_Frame("", "")]
-    last, before_last, open_string = "", "", ""
+    last, before_last, open_string, end = "", "", "", 0
+    owners: tuple[str, ...] = ()
+    """Names before the dots of a name: those of `train.dist.` in `train.dist.size`."""
     for match in _TOKEN.finditer(statement):
         token = match[0]
         if token.startswith("#"):
@@ -109,22 +111,28 @@ def _place(statement: str) -> Place | None:
         if token[0] in "'\"" and match.end() == len(statement) and not _is_closed(token):
             open_string = token
             break
+        if len(frames) == 1 and last and "\n" in statement[end : match.start()]:
+            frame.pending, last = "", ""  # the statement has ended
         if token in "([{":
-            frames.append(_Frame(token, frame.pending))
+            is_call = token == "(" and re.fullmatch(r"\w+", last) is not None
+            frames.append(_Frame("call" if is_call else token, frame.pending))
         elif token in ")]}":
             if len(frames) > 1:
                 frames.pop()
         elif token == ",":
             frame.pending = ""
         elif token == "=" and re.fullmatch(r"\w+", last):
-            frame.pending = last
-            frame.names.add(last)
+            frame.pending = ".".join((*owners, last)) if len(frames) == 1 else last
+            frame.names.add(frame.pending)
         elif token == ":" and frame.bracket == "{" and last[:1] in ("'", '"'):
             frame.pending = last.strip("'\"")
             frame.names.add(frame.pending)
-        before_last, last = last, token
+        owners = (*owners, last) if token == "." and re.fullmatch(r"\w+", last) else owners if last == "." else ()
+        before_last, last, end = last, token, match.end()
     frame = frames[-1]
-    path = tuple(each.key for each in frames[1:] if each.key)
+    if len(frames) == 1 and "\n" in statement[end:]:
+        return Place("name", (), "", "")
+    path = tuple(part for each in frames[1:] if each.key for part in each.key.split("."))
     if open_string:
         quote = open_string[:3] if open_string[:3] in ("'''", '"""') else open_string[0]
         word = open_string[len(quote) :]
@@ -136,9 +144,11 @@ def _place(statement: str) -> Place | None:
     previous = before_last if word and word == last else last
     if frame.pending:
         return Place("value", path, frame.pending, word, given=frozenset(frame.names))
+    if frame.bracket in ("(", "[") and frame.key:  # an item of a list
+        return Place("value", path, "", word)
     if len(frames) == 1:
         return Place("name", (), "", word) if previous in ("", word) else None
-    if frame.bracket == "(" and previous in ("(", ","):
+    if frame.bracket == "call" and previous in ("(", ","):
         return Place("key", path, "", word, given=frozenset(frame.names))
     return None
 

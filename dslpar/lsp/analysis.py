@@ -1,0 +1,106 @@
+"""Lint a config as it stands in an editor: unsaved, perhaps broken, for one world or several.
+
+    found = analysed("cfg.py", texts={os.path.realpath("cfg.py"): "model = dict("})
+    found.findings, found.config, found.place(...)
+
+A text that does not parse is recovered first (`dslpar.language.recovery`), so that one statement hides no other one's
+findings. What a half-written statement causes is not reported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from dslpar.core.errors import COMMAND_LINE, Finding
+from dslpar.language.load import YAML_ENDINGS, Config
+from dslpar.language.recovery import UNKNOWN, Recovered, recovered
+from dslpar.linter import check
+from dslpar.linter.check import Checked
+from dslpar.linter.config_files import is_config
+from dslpar.linter.selection import Selection
+from dslpar.lsp.settings import Settings, settings_or_none
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A finding, and for which of several worlds it holds."""
+
+    finding: Finding
+    worlds: tuple[int, ...] = ()
+    """Empty: for all."""
+
+    @property
+    def message(self) -> str:
+        """The message and its details; with the worlds if it does not hold for all."""
+        only = f" (with {' and '.join(map(str, self.worlds))} ranks)" if self.worlds else ""
+        return "\n".join([self.finding.message + only, *self.finding.details])
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A config file's text, and what lint makes of it."""
+
+    path: str
+    text: str
+    settings: Settings
+    made: Recovered
+    checked: Mapping[int | None, Checked]
+    """By number of ranks."""
+    findings: tuple[Shown, ...]
+
+    @property
+    def first(self) -> Checked:
+        """The config for its first world."""
+        return next(iter(self.checked.values()))
+
+    @property
+    def config(self) -> Config:
+        """The evaluated config."""
+        return self.first.config
+
+    @cached_property
+    def files(self) -> frozenset[str]:
+        """Real paths of all files that the config reads."""
+        return frozenset(os.path.realpath(path) for path in self.config.sources if not path.startswith("<"))
+
+    @property
+    def is_config(self) -> bool:
+        """Return whether the file is a config, and no other Python file."""
+        return is_config(self.config)
+
+
+def analysed(path: str, texts: Mapping[str, str]) -> Analysis:
+    """Lint a file; `texts` has the texts in the editor by real path, and this file's among them."""
+    real = os.path.realpath(path)
+    text = texts[real]
+    settings, error = settings_or_none(path, text)
+    made = Recovered(text, frozenset()) if path.endswith(YAML_ENDINGS) else recovered(text, path)
+    overrides = [f"cluster.device={settings.device}"] if settings.device else []
+    given = check.load(path, (), {**texts, real: made.text})
+    if overrides and not given.root.get("cluster.device") and "cluster" not in given.unknown:
+        given = check.load(path, overrides, {**texts, real: made.text})
+    checked = {world: check.check(given, world) for world in settings.worlds}
+    found = list(made.findings) + (list(error.findings) if error is not None else [])
+    return Analysis(path, text, settings, made, checked, (*map(Shown, found), *_shown(path, settings, made, checked)))
+
+
+def _shown(path: str, settings: Settings, made: Recovered, checked: Mapping[int | None, Checked]) -> list[Shown]:
+    """Return the findings of all worlds, each once, without those that a broken statement causes."""
+    worlds_of: dict[Finding, list[int | None]] = {}
+    selection = Selection.parse((), (), settings.project)
+    ignored = settings.project.ignored_in(path) if settings.project is not None else ()
+    for world, one in checked.items():
+        for item in one.findings:
+            at = item.location
+            hidden = at.path == path and any(line in made.broken for line in range(at.line, at.end_line + 1))
+            if hidden or at.path == COMMAND_LINE or UNKNOWN in item.message:
+                continue
+            if selection.includes(item.code, ignored):
+                worlds_of.setdefault(item, []).append(world)
+    return [
+        Shown(item, () if len(worlds) == len(checked) else tuple(world for world in worlds if world is not None))
+        for item, worlds in worlds_of.items()
+    ]

@@ -1,0 +1,213 @@
+"""Completion in an editor: sections, keys and values at a cursor.
+
+    for item in completions(analysis, place):
+        item.label, item.insert, item.detail, item.help
+
+Keys come from the reference (`dslpar.provenance.reference`), those of the section's type alone; required ones first.
+Numbers of ranks are offered if the config is legal with them in its first world, by lint itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from typing import Literal, NamedTuple
+
+from dslpar.language.load import load_text
+from dslpar.language.tree import Node
+from dslpar.linter import check
+from dslpar.lsp.analysis import Analysis
+from dslpar.lsp.cursor import Place
+from dslpar.provenance.reference import Row, rows
+from dslpar.schema import datasets, families, sections
+from dslpar.schema.keys import declared, type_of
+from dslpar.schema.torch_optimizers import OPTIMIZERS
+from dslpar.schema.torch_schedulers import LR_SCHEDULERS
+from dslpar.schema.types import ValueType
+
+Kind = Literal["section", "key", "value", "class", "file", "name"]
+
+
+class Item(NamedTuple):
+    """One thing that may be written at a cursor."""
+
+    label: str
+    insert: str
+    """The text in place of the word at the cursor; `$0` stands for the cursor afterwards."""
+    kind: Kind
+    detail: str = ""
+    help: str = ""
+    rank: int = 1
+    """Items of smaller rank come first."""
+
+
+def completions(analysis: Analysis, place: Place, texts: Mapping[str, str]) -> list[Item]:
+    """Return all items at a place, whatever the word before the cursor: an editor filters them."""
+    if place.kind == "name":
+        return [*_sections(analysis)]
+    if place.kind == "import":
+        return [*_imported(analysis, place, texts)]
+    if place.kind == "key":
+        return [*_keys(analysis, place)]
+    return [*_values(analysis, place)]
+
+
+# ---- keys ----
+
+
+def _sections(analysis: Analysis) -> Iterator[Item]:
+    for row in rows():
+        if "." not in row.key and not analysis.config.has(row.key):
+            rank = 0 if row.default == "required" else 1
+            yield Item(row.key, f"{row.key} = dict($0)", "section", row.type, row.help, rank)
+
+
+def _keys(analysis: Analysis, place: Place) -> Iterator[Item]:
+    kinds = _types(analysis, place.path[0] if place.path else "")
+    above = ".".join(place.path)
+    seen = set(place.given)
+    for row in rows():
+        section, _, name = row.key.rpartition(".")
+        if section != above or name in seen or name == "*" or (row.of and not _is_of(row, kinds)):
+            continue
+        seen.add(name)
+        rank = 0 if row.default == "required" or name == "type" else 1
+        detail = row.type if name != "type" else ""
+        if row.default not in ("", "required"):
+            detail += f"; default: {row.default}"
+        opening = "dict($0)" if row.type.startswith("a dict") else "$0"
+        insert = f"{name}={opening}" if not place.quote else f"{name}{place.quote}: {opening}"
+        yield Item(name, insert, "key", detail, row.help, rank)
+
+
+def _is_of(row: Row, kinds: frozenset[str]) -> bool:
+    """Return whether a key belongs to one of the types of its section, or to any if the type is not known."""
+    return not kinds or any(f"{kind!r}" in row.of for kind in kinds)
+
+
+def _types(analysis: Analysis, section: str) -> frozenset[str]:
+    """Return the names of a section's type, with the default; empty if there is none or it is unknown."""
+    node = analysis.config.root.child(section)
+    given = node.child("type") if isinstance(node, Node) else None
+    if given is not None and isinstance(given.value, str):
+        return frozenset([given.value])
+    default = {"optimizer": "AdamW", "data": "text"}.get(section)
+    return frozenset([default]) if default else frozenset()
+
+
+# ---- values ----
+
+
+@cache
+def _value_types() -> Mapping[str, ValueType]:
+    """Return the type of each declared key that is not a section."""
+    found: dict[str, ValueType] = {}
+    for item in declared():
+        try:
+            found.setdefault(item.key, type_of(item.field))
+        except KeyError:
+            continue  # a section, or any value
+    return found
+
+
+def _values(analysis: Analysis, place: Place) -> Iterator[Item]:
+    key = place.dotted
+    if key in _TYPES_OF:
+        for name, help in _TYPES_OF[key]():
+            yield _string(place, name, "class", help)
+        return
+    known = _value_types().get(key)
+    if known is not None:
+        for choice in known.choices:
+            yield _string(place, choice, "value", "")
+        if bool in known.python_types and not place.quote:
+            yield from (Item(text, text, "value", "") for text in ("True", "False"))
+    if key in _SIZES and not place.quote:
+        yield from _legal_sizes(analysis, key)
+    if known is None and _is_section(key) and not place.quote:
+        yield Item("dict()", "dict($0)", "section")
+
+
+def _is_section(key: str) -> bool:
+    return any(row.key.startswith(f"{key}.") for row in rows())
+
+
+def _string(place: Place, name: str, kind: Kind, help: str) -> Item:
+    """Return an item of a string; without quotation marks they are inserted too."""
+    return Item(name, name if place.quote else f"'{name}'", kind, "", help)
+
+
+def _models() -> Iterable[tuple[str, str]]:
+    yield from ((name, (cls.__doc__ or "").partition("\n")[0]) for name, cls in families.sections().items())
+    yield "Sequential", "A list of layers: layers_cfg."
+    from dslpar.schema.transformers_policies import POLICIES
+
+    yield from (
+        (f"transformers.{name}", "A class of transformers, which a policy shards.") for name in sorted(POLICIES)
+    )
+
+
+_TYPES_OF: Mapping[str, Callable[[], Iterable[tuple[str, str]]]] = {
+    "model.type": _models,
+    "optimizer.type": lambda: [
+        *((name, "") for name in sections.OPTIMIZERS),
+        *((name, row.refused) for name, row in OPTIMIZERS.items() if not row.refused),
+    ],
+    "lr_scheduler.type": lambda: [
+        *((name, "") for name in sections.LR_SCHEDULERS),
+        *((name, "") for name, row in LR_SCHEDULERS.items() if not row.refused),
+    ],
+    "data.type": lambda: [(name, (cls.__doc__ or "").partition("\n")[0]) for name, cls in datasets.DATASETS.items()],
+}
+_SIZES = (
+    *("parallel.tensor", "parallel.tensor.size", "parallel.pipeline", "parallel.pipeline.size", "parallel.data"),
+    *("parallel.data.size", "parallel.context", "parallel.context.size", "parallel.expert", "parallel.expert.size"),
+)
+"""Keys whose values divide the number of ranks."""
+_MOST_SIZES = 16
+
+
+def _legal_sizes(analysis: Analysis, key: str) -> Iterator[Item]:
+    """Yield the sizes with which the config has no error that it has not without the key."""
+    world = next(iter(analysis.checked))
+    if world is None:
+        return
+    without = _errors(analysis, world, [])
+    for size in [each for each in range(1, world + 1) if world % each == 0][:_MOST_SIZES]:
+        found = _errors(analysis, world, [f"{key}={size}"])
+        if found is not None and not found - (without or set()):
+            yield Item(f"{size}", f"{size}", "value", f"legal on {world} ranks", rank=0)
+
+
+def _errors(analysis: Analysis, world: int, overrides: list[str]) -> set[tuple[str, str]] | None:
+    """Return the errors of the config with overrides; None if it cannot be evaluated with them."""
+    config = check.load_text(analysis.made.text, analysis.path, overrides)
+    if not config.complete or any(item.location.path.startswith("<") for item in config.findings):
+        return None
+    found = check.check(config, world, errors_only=True, forecasts=False).findings
+    return {(item.code, item.key) for item in found if item.severity == "error"}
+
+
+# ---- imports ----
+
+
+def _imported(analysis: Analysis, place: Place, texts: Mapping[str, str]) -> Iterator[Item]:
+    """Yield the names that another config defines."""
+    level = len(place.module) - len(place.module.lstrip("."))
+    if not level:
+        return
+    folder = os.path.dirname(analysis.path)
+    for _ in range(level - 1):
+        folder = os.path.dirname(folder)
+    path = os.path.join(folder, *place.module.lstrip(".").split(".")) + ".py"
+    real = os.path.realpath(path)
+    try:
+        text = texts.get(real)
+        if text is None:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+    except OSError:
+        return  # lint reports it
+    for name, node in load_text(text, path).root.value.items():
+        yield Item(name, name, "name", "a section" if node.is_mapping else repr(node.value))

@@ -1,0 +1,318 @@
+"""The server of `dslpar lsp`: what an editor asks over stdio, in terms of the other modules of this package.
+
+The protocol is pygls's and lsprotocol's. Places are characters here, and units of the client there. A text is linted at
+each change; files that read the changed one are linted again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from urllib.parse import unquote, urlparse
+
+from lsprotocol import types
+from pygls.lsp.server import LanguageServer
+from pygls.workspace import TextDocument
+
+from dslpar.core.errors import Finding, Location, Severity
+from dslpar.core.version import VERSION
+from dslpar.lsp.analysis import Analysis, Shown, analysed
+from dslpar.lsp.completion import Item, completions
+from dslpar.lsp.cursor import place_at
+from dslpar.lsp.hints import hints, summary
+from dslpar.lsp.hover import explanation_at, key_at
+
+_SEVERITIES = {
+    "error": types.DiagnosticSeverity.Error,
+    "warning": types.DiagnosticSeverity.Warning,
+    "info": types.DiagnosticSeverity.Information,
+}
+_KINDS = {
+    "section": types.CompletionItemKind.Module,
+    "key": types.CompletionItemKind.Property,
+    "value": types.CompletionItemKind.Value,
+    "class": types.CompletionItemKind.Class,
+    "file": types.CompletionItemKind.File,
+    "name": types.CompletionItemKind.Variable,
+}
+_WITHOUT_EFFECT = "DEAD"
+"""Family of rules about keys without effect, which editors show faded."""
+_CONFIG = (".py", ".yaml", ".yml")
+
+
+class ConfigServer(LanguageServer):
+    """Server with the analyses of all open configs."""
+
+    def __init__(self) -> None:
+        super().__init__("dslpar", VERSION)
+        self.analyses: dict[str, Analysis] = {}
+        """By URI."""
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts of all open documents, by real path."""
+        documents = self.workspace.text_documents.values()
+        return {os.path.realpath(path): document.source for document in documents if (path := path_of(document.uri))}
+
+    def analyse(self, uri: str) -> None:
+        """Lint a document, and publish what was found."""
+        path = path_of(uri)
+        if path is None or not path.endswith(_CONFIG):
+            return
+        document = self.workspace.get_text_document(uri)
+        made = analysed(path, self.texts)
+        self.analyses[uri] = made
+        diagnostics = [self.diagnostic(document, each) for each in _own(made)] if made.is_config else []
+        self.text_document_publish_diagnostics(
+            types.PublishDiagnosticsParams(uri=uri, version=document.version, diagnostics=diagnostics)
+        )
+
+    def analyse_readers(self, uri: str) -> None:
+        """Lint the open configs again that read a document."""
+        real = os.path.realpath(path_of(uri) or "")
+        for other in [each for each, made in self.analyses.items() if each != uri and real in made.files]:
+            self.analyse(other)
+
+    def config(self, uri: str) -> Analysis | None:
+        """Return the analysis of a document that is a config."""
+        made = self.analyses.get(uri)
+        return made if made is not None and made.is_config else None
+
+    # ---- places ----
+
+    def range(self, document: TextDocument, at: Location) -> types.Range:
+        """Return a place in the client's units."""
+        lines = document.lines or [""]
+        last = len(lines) - 1
+        begin, end = (types.Position(min(line - 1, last), column - 1) for line, column in (at[1:3], at[3:5]))
+        return self.workspace.position_codec.range_to_client_units(lines, types.Range(begin, end))
+
+    def character(self, document: TextDocument, position: types.Position) -> tuple[int, int]:
+        """Return a line and column, both from 1, for a position in the client's units."""
+        found = self.workspace.position_codec.position_from_client_units(document.lines or [""], position)
+        return found.line + 1, found.character + 1
+
+    def diagnostic(self, document: TextDocument, shown: Shown) -> types.Diagnostic:
+        """Return a finding as the client shows it."""
+        item = shown.finding
+        help = f"\nhelp: {item.help}" if item.help else ""
+        return types.Diagnostic(
+            range=self.range(document, item.location if not item.location.path.startswith("<") else Location("")),
+            message=shown.message + help,
+            severity=_severity(item.severity),
+            code=item.code,
+            code_description=types.CodeDescription(href=page_of(item)) if page_of(item) else None,
+            source="dslpar",
+            tags=[types.DiagnosticTag.Unnecessary] if item.code.startswith(_WITHOUT_EFFECT) else None,
+        )
+
+
+def path_of(uri: str) -> str | None:
+    """Return the path of a file's URI; None for others."""
+    parsed = urlparse(uri)
+    return unquote(parsed.path) if parsed.scheme == "file" else None
+
+
+def page_of(item: Finding) -> str:
+    """Return the address of a rule's page; empty if it is not known."""
+    return f"https://dslpar.readthedocs.io/rules/{item.code.rstrip('0123456789')}.html#{item.code.lower()}-{item.name}"
+
+
+def _severity(severity: Severity) -> types.DiagnosticSeverity:
+    return _SEVERITIES[severity]
+
+
+def _own(made: Analysis) -> Iterator[Shown]:
+    """Yield the findings of the file itself, and those of no file."""
+    for each in made.findings:
+        path = each.finding.location.path
+        if path == made.path or path.startswith("<"):
+            yield each
+
+
+server = ConfigServer()
+
+
+@server.feature(types.TEXT_DOCUMENT_DID_OPEN)
+def did_open(ls: ConfigServer, params: types.DidOpenTextDocumentParams) -> None:
+    """Lint a document that was opened."""
+    ls.analyse(params.text_document.uri)
+
+
+@server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
+def did_change(ls: ConfigServer, params: types.DidChangeTextDocumentParams) -> None:
+    """Lint a document that was changed, and those that read it."""
+    ls.analyse(params.text_document.uri)
+    ls.analyse_readers(params.text_document.uri)
+
+
+@server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
+def did_close(ls: ConfigServer, params: types.DidCloseTextDocumentParams) -> None:
+    """Forget a document."""
+    uri = params.text_document.uri
+    ls.analyses.pop(uri, None)
+    ls.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri=uri, diagnostics=[]))
+
+
+@server.feature(
+    types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=["(", ",", "=", "'", '"', "."])
+)
+def complete(ls: ConfigServer, params: types.CompletionParams) -> types.CompletionList | None:
+    """Offer what may be written at the cursor."""
+    uri = params.text_document.uri
+    made = ls.analyses.get(uri)
+    document = ls.workspace.get_text_document(uri)
+    if made is None:
+        return None
+    line, column = ls.character(document, params.position)
+    place = place_at(document.source, line, column)
+    if place is None or (place.kind == "name" and made.text.strip() and not made.is_config):
+        return None
+    word = Location(made.path, line, column - len(place.word.rpartition("\n")[2]), line, column)
+    at = ls.range(document, word)
+    items = [_completion(item, at) for item in completions(made, place, ls.texts)]
+    return types.CompletionList(is_incomplete=False, items=items)
+
+
+def _completion(item: Item, at: types.Range) -> types.CompletionItem:
+    return types.CompletionItem(
+        label=item.label,
+        kind=_KINDS[item.kind],
+        detail=item.detail or None,
+        documentation=item.help or None,
+        sort_text=f"{item.rank}{item.label}",
+        filter_text=item.label,
+        insert_text_format=types.InsertTextFormat.Snippet,
+        text_edit=types.TextEdit(
+            range=at, new_text=item.insert.replace("$0", "\0").replace("$", r"\$").replace("\0", "$0")
+        ),
+    )
+
+
+@server.feature(types.TEXT_DOCUMENT_HOVER)
+def hover(ls: ConfigServer, params: types.HoverParams) -> types.Hover | None:
+    """Explain the key at the cursor."""
+    made = ls.config(params.text_document.uri)
+    if made is None:
+        return None
+    document = ls.workspace.get_text_document(params.text_document.uri)
+    found = explanation_at(made, *ls.character(document, params.position))
+    if found is None:
+        return None
+    text, at = found
+    return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, text), ls.range(document, at))
+
+
+@server.feature(types.TEXT_DOCUMENT_INLAY_HINT)
+def inlay_hints(ls: ConfigServer, params: types.InlayHintParams) -> list[types.InlayHint]:
+    """Show values that follow from the config."""
+    made = ls.config(params.text_document.uri)
+    document = ls.workspace.get_text_document(params.text_document.uri)
+    return [
+        types.InlayHint(ls.range(document, each.at).end, each.text, tooltip=each.why, padding_left=True)
+        for each in (hints(made) if made is not None else ())
+    ]
+
+
+@server.feature(types.TEXT_DOCUMENT_CODE_LENS)
+def code_lens(ls: ConfigServer, params: types.CodeLensParams) -> list[types.CodeLens]:
+    """Summarize the layout above `parallel`."""
+    made = ls.config(params.text_document.uri)
+    found = summary(made) if made is not None else None
+    if found is None:
+        return []
+    document = ls.workspace.get_text_document(params.text_document.uri)
+    return [types.CodeLens(ls.range(document, found[0]), types.Command(found[1], ""))]
+
+
+@server.feature(
+    types.TEXT_DOCUMENT_CODE_ACTION,
+    types.CodeActionOptions([types.CodeActionKind.QuickFix, types.CodeActionKind.SourceFixAll]),
+)
+def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types.CodeAction]:
+    """Offer the fixes of the findings at the cursor, and all fixes of the file."""
+    uri = params.text_document.uri
+    made = ls.config(uri)
+    if made is None:
+        return []
+    document = ls.workspace.get_text_document(uri)
+    fixable = [each for each in _own(made) if each.finding.fix is not None]
+    edits = {each: _edit(ls, document, each.finding) for each in fixable}
+    actions = [
+        types.CodeAction(
+            f"{each.finding.code}: {each.finding.help or each.finding.message}",
+            types.CodeActionKind.QuickFix,
+            [ls.diagnostic(document, each)],
+            is_preferred=True,
+            edit=types.WorkspaceEdit({uri: [edit]}),
+        )
+        for each, edit in edits.items()
+        if edit is not None and _overlap(ls.range(document, each.finding.location), params.range)
+    ]
+    every: Sequence[types.TextEdit] = [edit for edit in edits.values() if edit is not None]
+    if every:
+        actions.append(
+            types.CodeAction(
+                f"dslpar: fix all ({len(every)})",
+                types.CodeActionKind.SourceFixAll,
+                edit=types.WorkspaceEdit({uri: list(every)}),
+            )
+        )
+    return actions
+
+
+def _edit(ls: ConfigServer, document: TextDocument, item: Finding) -> types.TextEdit | None:
+    fix = item.fix
+    if fix is None or fix.location.path != item.location.path:
+        return None
+    return types.TextEdit(ls.range(document, fix.location), fix.text)
+
+
+def _overlap(one: types.Range, other: types.Range) -> bool:
+    def pair(position: types.Position) -> tuple[int, int]:
+        return position.line, position.character
+
+    return pair(one.start) <= pair(other.end) and pair(other.start) <= pair(one.end)
+
+
+@server.feature(types.TEXT_DOCUMENT_DEFINITION)
+def definition(ls: ConfigServer, params: types.DefinitionParams) -> types.Location | None:
+    """Go to where the value of a key was written, through names and imports."""
+    made = ls.config(params.text_document.uri)
+    if made is None:
+        return None
+    document = ls.workspace.get_text_document(params.text_document.uri)
+    key = key_at(made, *ls.character(document, params.position))
+    if key is None or key.node.location.path.startswith("<"):
+        return None
+    at = key.node.location
+    uri = params.text_document.uri if at.path == made.path else f"file://{os.path.realpath(at.path)}"
+    return types.Location(uri, ls.range(ls.workspace.get_text_document(uri), at))
+
+
+@server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
+def symbols(ls: ConfigServer, params: types.DocumentSymbolParams) -> list[types.DocumentSymbol]:
+    """List the sections and their keys."""
+    made = ls.config(params.text_document.uri)
+    if made is None:
+        return []
+    document = ls.workspace.get_text_document(params.text_document.uri)
+
+    def of(node: object) -> Iterator[types.DocumentSymbol]:
+        for name, child in getattr(node, "value", {}).items():
+            at, key = child.location, child.key_location
+            if key is None or key.path != made.path or at.path != made.path:
+                continue
+            whole = Location(made.path, key.line, key.column, at.end_line, at.end_column)
+            nested = list(of(child)) if child.is_mapping else []
+            kind = types.SymbolKind.Module if child.is_mapping else types.SymbolKind.Property
+            yield types.DocumentSymbol(
+                str(name), kind, ls.range(document, whole), ls.range(document, key), children=nested
+            )
+
+    return list(of(made.config.root))
+
+
+def start() -> None:
+    """Serve over stdin and stdout until the client ends."""
+    server.start_io()
