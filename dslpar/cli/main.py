@@ -28,6 +28,8 @@ COMMANDS: Mapping[str, str] = {
     "plan": "forecast memory and step time on a device, and suggest layouts that fit and are faster",
     "measure": "time matrix products, memory and all-reduces on this machine's devices, for plan",
     "config": "print every value of a config and its origin; --reference: every key",
+    "schema": "print the JSON Schema of configs, for editors of YAML and JSON",
+    "lsp": "serve an editor: findings, completion, values and fixes while you write a config",
     "diff": "print the differences between two configs, and their consequences",
     "launch": "check a config, print the launcher's command line, and run it",
     "import": "convert another framework's config to dslpar, and report on every key",
