@@ -60,7 +60,7 @@ _SHAPES: Mapping[str, Schema] = {
     "IntList": _list_of(_WHOLE),
     "CountList": _list_of({"type": "integer", "minimum": 0}),
     "MeshShape": _list_of({"type": "integer", "minimum": 1}, minItems=3, maxItems=3),
-    "StrList": _NAMES,
+    "StrList": _list_of({"type": "string"}),
     "ModuleNames": {"anyOf": [{"const": "all-linear"}, _NAMES]},
     "Milestones": _list_of({"type": "integer", "minimum": 1}),
     "Betas": _list_of({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, minItems=2, maxItems=2),
