@@ -254,6 +254,16 @@ def _arguments(types: Mapping[str, str], known: Mapping[str, Schema]) -> Schema:
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
+def _precision() -> Schema:
+    """Return the schema of precision, whose keys of DeepSpeed's depend on the dtype."""
+    whole, rows = _object(sections.Precision), []
+    for dtype, extra in (("fp32", {}), ("bf16", deepspeed_policy.BF16), ("fp16", deepspeed_policy.FP16)):
+        row = _with(whole, {name: _deepspeed(kind) for name, kind in extra.items()})
+        row["properties"] = {**row["properties"], "dtype": {"enum": [dtype, None] if dtype == "fp32" else [dtype]}}
+        rows.append(row | {"required": [] if dtype == "fp32" else ["dtype"]})
+    return {"anyOf": [*rows, type_schema("DType")]}
+
+
 def _gradient_handler() -> Schema:
     one = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
     return {"anyOf": [one, _list_of(one), {"type": "null"}]}
@@ -265,12 +275,10 @@ _NAMED = {
     "optimizer": _optimizer,
     "lr_scheduler": _lr_scheduler,
     "gradient_handler": _gradient_handler,
+    "precision": _precision,
 }
-"""Sections of the top level whose `type` names a class."""
-_EXTRA = {
-    "zero": lambda: deepspeed_policy.ZERO,
-    "precision": lambda: {**deepspeed_policy.BF16, **deepspeed_policy.FP16},
-}
+"""Sections whose `type` names a class, or whose keys depend on a value."""
+_EXTRA = {"zero": lambda: deepspeed_policy.ZERO}
 """DeepSpeed's keys in sections of dslpar."""
 
 
