@@ -299,11 +299,23 @@ FUNCTIONS: dict[str, Function] = {
     "omegaconf.ListConfig": copying_dict,
     "omegaconf.OmegaConf.create": copying_dict,
 }
-KEEP_UNKNOWN = ("builtins.dict", "builtins.dict.fromkeys", "copy.copy", "copy.deepcopy")
-"""Functions whose result may contain unknown items. Any other function's result is unknown if an argument is."""
 for _home in ("dslpar", "dslpar.config", "dslpar.config.lazy", "libai.config", "libai.config.lazy"):
     FUNCTIONS |= {f"{_home}.LazyCall": lazy_call, f"{_home}.L": lazy_call}
     FUNCTIONS[f"{_home}.get_config"] = get_config(_home.partition(".")[0])
+SECTION_TYPES = (
+    "ActivationCheckpoint", "Adam", "AdamW", "Batch", "BlendData", "BlendPart", "ChatData", "Checkpoint",
+    "Cluster", "ContextParallel", "DataParallel", "Dist", "ExpertParallel", "Experts", "FileMonitor", "GPT",
+    "GradientHandler", "HuggingFaceData", "ImageData", "LRScheduler", "LoRA", "MaskedTextData", "MoCo", "Monitor",
+    "Parallel", "PipelineParallel", "PipelineSchedule", "Precision", "ResMLP", "SGD", "SpanTextData",
+    "TensorParallel", "TextData", "TokensData", "Train", "WandbMonitor", "Zero",
+)  # fmt: skip
+"""Names of the TypedDicts of dslpar.config, which are dicts at run time."""
+FUNCTIONS |= {f"dslpar.config.{name}": FUNCTIONS["builtins.dict"] for name in SECTION_TYPES}
+KEEP_UNKNOWN = frozenset(
+    ["builtins.dict", "builtins.dict.fromkeys", "copy.copy", "copy.deepcopy"]
+    + [f"dslpar.config.{name}" for name in SECTION_TYPES]
+)
+"""Functions whose result may contain unknown items. Any other function's result is unknown if an argument is."""
 VALUES: dict[str, Value] = {
     **{f"math.{name}": getattr(math, name) for name in ("e", "inf", "nan", "pi", "tau")},
     "os.sep": "/",
