@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Required, TypedDict
 
+
 class Experts(TypedDict, total=False):
     """A mixture of experts in place of a block's MLP: each token visits the `top_k` experts that a router chooses."""
 
@@ -26,7 +27,7 @@ class Experts(TypedDict, total=False):
     """Number of shared experts, which every token visits besides its own."""
     every: int | None
     """The last of every so many blocks has a mixture, and the others have an MLP. 2: blocks 1, 3, 5, ..."""
-    router: Literal['softmax', 'sigmoid'] | None
+    router: Literal["softmax", "sigmoid"] | None
     """How the router's logits become the scores of experts: 'softmax' over all experts, as in Mixtral, or 'sigmoid' of
     each, as in DeepSeek-V3. The output of an expert is multiplied by its score."""
     renormalize: bool | None
@@ -43,10 +44,11 @@ class Experts(TypedDict, total=False):
     """Most tokens of a sequence, also padding, that an expert takes in training, over its even share: it keeps those in
     which it has the largest weights, and other tokens go without it. Left out: no token is dropped."""
 
+
 class GPT(TypedDict, total=False):
     """A decoder-only transformer of pre-norm blocks: GPT-2 by default, Llama with other field values."""
 
-    type: Required[Literal['GPT']]
+    type: Required[Literal["GPT"]]
     num_layers: int
     """Number of transformer blocks."""
     hidden_layers: int
@@ -68,11 +70,11 @@ class GPT(TypedDict, total=False):
     """Probability of dropping an activation."""
     tie_embeddings: bool | None
     """Whether the output head uses the weight of the token embedding."""
-    norm: Literal['layernorm', 'rmsnorm'] | None
+    norm: Literal["layernorm", "rmsnorm"] | None
     """'layernorm', or 'rmsnorm' (no mean, no bias)."""
-    activation: Literal['gelu', 'gelu_tanh', 'swiglu'] | None
+    activation: Literal["gelu", "gelu_tanh", "swiglu"] | None
     """MLP activation: 'gelu', 'gelu_tanh' (approximate, as in GPT-2), or 'swiglu' (silu(gate) * up, three weights)."""
-    positions: Literal['learned', 'rotary'] | None
+    positions: Literal["learned", "rotary"] | None
     """'learned': a table that is added to the token embeddings; 'rotary': queries and keys rotated by position."""
     rope_theta: float | None
     """Base of rotary positions: the longest wavelength is 2 pi times this, in tokens."""
@@ -92,10 +94,11 @@ class GPT(TypedDict, total=False):
     """A folder with the initial weights, relative to the config: a GPT2LMHeadModel, LlamaForCausalLM or
     MixtralForCausalLM saved by transformers."""
 
+
 class ResMLP(TypedDict, total=False):
     """Image classification by residual blocks that mix the patches of an image, then the features."""
 
-    type: Required[Literal['ResMLP']]
+    type: Required[Literal["ResMLP"]]
     num_layers: Required[int]
     """Number of blocks."""
     hidden_size: Required[int]
@@ -116,10 +119,11 @@ class ResMLP(TypedDict, total=False):
     init_std: float | None
     """Standard deviation of initial weights."""
 
+
 class MoCo(TypedDict, total=False):
     """Contrastive learning: match the two views of an image among all views of a global batch."""
 
-    type: Required[Literal['MoCo']]
+    type: Required[Literal["MoCo"]]
     num_layers: Required[int]
     """Number of blocks."""
     hidden_size: Required[int]
@@ -145,6 +149,7 @@ class MoCo(TypedDict, total=False):
     layernorm_eps: float | None
     """Added to the variance before the square root."""
 
+
 class LoRA(TypedDict, total=False):
     """Low-rank adapters beside linear layers whose weights are frozen (arXiv 2106.09685); keys as in peft's
     LoraConfig."""
@@ -157,23 +162,25 @@ class LoRA(TypedDict, total=False):
     lora_dropout: float | None
     """Probability of dropping a feature of an adapter's input."""
     dropout: float | None
-    target_modules: Literal['all-linear'] | Sequence[str] | None
+    target_modules: Literal["all-linear"] | Sequence[str] | None
     """Linear layers with adapters, by the ends of their names, ['q_proj', 'v_proj']; 'all-linear': all but the head."""
     target_parameters: Sequence[str] | None
     """Weights of experts with adapters, by the ends of their names: ['experts.gate_up_proj', 'experts.down_proj']. Each
     expert has its own, which is added to its weight in each forward."""
     use_rslora: bool | None
     """Multiply the output of adapters by lora_alpha / sqrt(r) instead."""
-    bias: Literal['none', 'all'] | None
+    bias: Literal["none", "all"] | None
     """'none': biases are frozen; 'all': every bias of the model is trained."""
     modules_to_save: Sequence[str] | None
     """Modules that are also trained, without adapters, by the ends of their names: ['lm_head']."""
+
 
 class DataParallel(TypedDict, total=False):
     """The axis of data-parallel replicas."""
 
     size: int | None
     """Replicas; must equal world / (pipeline * tensor). Left out: that number."""
+
 
 class PipelineParallel(TypedDict, total=False):
     """The axis of pipeline stages, and the partition of the transformer layers over it."""
@@ -187,12 +194,13 @@ class PipelineParallel(TypedDict, total=False):
     method: str | None
     """The automatic partition: 'cost' (the default), 'uniform', 'parameters', 'libai', or 'type:REGEX'."""
 
+
 class TensorParallel(TypedDict, total=False):
     """The axis of tensor parallelism: its size and mode, and how its ranks split activations."""
 
     size: Required[int]
     """Ranks that share each layer."""
-    mode: Literal['1d', '2d', '2.5d', '3d', 'sequence', 'cuboid'] | None
+    mode: Literal["1d", "2d", "2.5d", "3d", "sequence", "cuboid"] | None
     """'1d', '2d', '2.5d', '3d', 'sequence' or 'cuboid'. Required if size is above 1."""
     depth: int | None
     """Mode 2.5d: size is depth * q * q, and weights are replicated over depth."""
@@ -200,30 +208,32 @@ class TensorParallel(TypedDict, total=False):
     """Mode cuboid: (x, y, z), the numbers of ranks that split tokens, inner features and residual features."""
     sequence: bool | None
     """Mode 1d: keep the residual stream split by sequence between layers (Megatron's sequence parallelism)."""
-    impl: Literal['ring', 'ulysses'] | None
+    impl: Literal["ring", "ulysses"] | None
     """Mode sequence (a short form of parallel.context): attention by 'ring' (the default) or 'ulysses'."""
-    residual: Literal['replicated', 'sequence', 'hidden', 'batch'] | None
+    residual: Literal["replicated", "sequence", "hidden", "batch"] | None
     """Modes 3d and cuboid: the residual stream over y is 'replicated', or split by 'sequence', 'hidden' or 'batch'."""
-    inner: Literal['batch', 'heads'] | None
+    inner: Literal["batch", "heads"] | None
     """Modes 3d and cuboid: inner activations are split over z by 'batch' or 'heads'."""
-    keep: Literal['x', 'w', 'both', 'none'] | None
+    keep: Literal["x", "w", "both", "none"] | None
     """What layers gather and keep until the backward: activations ('x'), weights ('w'), 'both' or 'none'."""
-    comm_overlap: bool | Literal['symmetric_memory'] | None
+    comm_overlap: bool | Literal["symmetric_memory"] | None
     """Overlap collectives with matrix products (default: False). Products run in parts, and weights are gathered during
     the products of other layers, which needs memory for one more gathered weight. No effect in layers that torch
     compiles. 'symmetric_memory': like True, but torch's fused products fetch tokens from other ranks, on CUDA devices
     that can access each other's memory (NVLink); most useful in mode 1d with sequence."""
+
 
 class ContextParallel(TypedDict, total=False):
     """The axis of context parallelism, which splits each sequence over its ranks in every layer."""
 
     size: Required[int]
     """Ranks that share each sequence. With a tensor mode, tensor ranks in turn share each rank's part."""
-    impl: Literal['ring', 'ulysses', 'hybrid'] | None
+    impl: Literal["ring", "ulysses", "hybrid"] | None
     """Attention to tokens of other ranks: 'ring' (the default) sends keys and values around, 'ulysses' exchanges tokens
     for heads, 'hybrid' uses ulysses over neighbouring ranks and a ring over the rest."""
     ulysses_size: int | None
     """Impl hybrid: neighbouring ranks that exchange heads. Left out: as many as the key heads divide over."""
+
 
 class ExpertParallel(TypedDict, total=False):
     """The division of a mixture's experts over the ranks of a pipeline stage."""
@@ -235,6 +245,7 @@ class ExpertParallel(TypedDict, total=False):
     chunks: int | None
     """Parts of a rank's tokens that are sent one after the other. Several parts bound the temporary memory of a rank
     whose experts get most tokens."""
+
 
 class Parallel(TypedDict, total=False):
     """Division of ranks among data, pipeline, context, expert and tensor parallelism."""
@@ -252,10 +263,11 @@ class Parallel(TypedDict, total=False):
     order: Sequence[str] | None
     """Axes from slow to fast: ('pipe', 'data', 'tensor'), or ColossalAI's ('data', 'pipe', 'tensor')."""
 
+
 class TextData(TypedDict, total=False):
     """Text for next-token prediction: by default the source of Python's standard library, byte by byte."""
 
-    type: Literal['text']
+    type: Literal["text"]
     seq_len: int | None
     """Tokens per sample; left out: the model's max_seq_len."""
     files: Sequence[str] | None
@@ -268,10 +280,11 @@ class TextData(TypedDict, total=False):
     replacement: bool | None
     """Draw each sample to train on from all, whatever was drawn before. False: each once an epoch, in a drawn order."""
 
+
 class MaskedTextData(TypedDict, total=False):
     """Text for masked-token prediction, as for BERT and RoBERTa; masks are drawn anew each epoch."""
 
-    type: Required[Literal['mlm']]
+    type: Required[Literal["mlm"]]
     seq_len: int | None
     """Tokens per sample; left out: the model's max_seq_len."""
     files: Sequence[str] | None
@@ -291,10 +304,11 @@ class MaskedTextData(TypedDict, total=False):
     """Samples are two pieces of text, and the model also predicts whether the second follows the first; left out: only
     if the model is BertForPreTraining."""
 
+
 class SpanTextData(TypedDict, total=False):
     """Text for span prediction, as for T5: a sentinel replaces each span in the encoder's sample."""
 
-    type: Required[Literal['span']]
+    type: Required[Literal["span"]]
     seq_len: int | None
     """Tokens per sample; left out: the model's max_seq_len."""
     files: Sequence[str] | None
@@ -314,10 +328,11 @@ class SpanTextData(TypedDict, total=False):
     """Tokens of the decoder's sample, padded at its end; left out: the tokens of spans, sentinels and the end token,
     rounded up to a multiple of 8."""
 
+
 class ImageData(TypedDict, total=False):
     """Images and their classes."""
 
-    type: Required[Literal['images']]
+    type: Required[Literal["images"]]
     path: Required[str]
     """A folder with one folder of images per class, an .npz file with `images` and `labels`, or an .npy file of images;
     relative to the config."""
@@ -336,10 +351,11 @@ class ImageData(TypedDict, total=False):
     replacement: bool | None
     """Draw each image to train on from all, whatever was drawn before. False: each once an epoch, in a drawn order."""
 
+
 class TokensData(TypedDict, total=False):
     """Token files for next-token prediction, written by `dslpar data tokenize` or by Megatron-LM."""
 
-    type: Required[Literal['tokens']]
+    type: Required[Literal["tokens"]]
     path: Required[str]
     """A folder that `dslpar data tokenize` wrote, or Megatron-LM's .bin and .idx (their path without a suffix, or with
     .idx); relative to the config."""
@@ -352,10 +368,11 @@ class TokensData(TypedDict, total=False):
     replacement: bool | None
     """Draw each sample to train on from all, whatever was drawn before. False: each once an epoch, in a drawn order."""
 
+
 class ChatData(TypedDict, total=False):
     """Conversations in JSON Lines files, of which the model learns the assistant's answers."""
 
-    type: Required[Literal['chat']]
+    type: Required[Literal["chat"]]
     files: Required[Sequence[str]]
     """.jsonl files or folders of them, relative to the config. A line is {"messages": [{"role": "user", "content":
     "..."}, ...]}, or ShareGPT's {"conversations": [{"from": "human", "value": "..."}, ...]}."""
@@ -379,10 +396,11 @@ class ChatData(TypedDict, total=False):
     replacement: bool | None
     """Draw each sample to train on from all, whatever was drawn before. False: each once an epoch, in a drawn order."""
 
+
 class HuggingFaceData(TypedDict, total=False):
     """A folder that Hugging Face's `datasets` saved: a column of text, or columns with the model's inputs."""
 
-    type: Required[Literal['huggingface']]
+    type: Required[Literal["huggingface"]]
     path: Required[str]
     """A folder that `save_to_disk` wrote, relative to the config."""
     split: str | None
@@ -401,16 +419,18 @@ class HuggingFaceData(TypedDict, total=False):
     replacement: bool | None
     """Draw each sample to train on from all, whatever was drawn before. False: each once an epoch, in a drawn order."""
 
+
 class BlendPart(TypedDict, total=False):
     """One part of a blend."""
 
     weight: float | None
     """Weight of the part; its share of the samples is weight / sum of all weights."""
 
+
 class BlendData(TypedDict, total=False):
     """A mix of several data sets: each step has the share of each part, to within less than two samples."""
 
-    type: Required[Literal['blend']]
+    type: Required[Literal["blend"]]
     parts: Required[Sequence[BlendPart] | BlendPart]
     """The parts of the mix: a list of data, each with a type, its keys and a weight."""
     temperature: float | None
@@ -419,10 +439,11 @@ class BlendData(TypedDict, total=False):
     seq_len: int | None
     """Tokens per sample, the same for all parts; left out: the model's max_seq_len."""
 
+
 class AdamW(TypedDict, total=False):
     """AdamW, torch's implementation."""
 
-    type: Literal['AdamW']
+    type: Literal["AdamW"]
     lr: float | None
     """Peak learning rate."""
     weight_decay: float | None
@@ -434,10 +455,11 @@ class AdamW(TypedDict, total=False):
     amsgrad: bool | None
     """Divide by the square root of the largest second moment so far."""
 
+
 class Adam(TypedDict, total=False):
     """Adam with L2 regularisation in the gradient."""
 
-    type: Required[Literal['Adam']]
+    type: Required[Literal["Adam"]]
     lr: float | None
     """Peak learning rate."""
     weight_decay: float | None
@@ -449,10 +471,11 @@ class Adam(TypedDict, total=False):
     amsgrad: bool | None
     """Divide by the square root of the largest second moment so far."""
 
+
 class SGD(TypedDict, total=False):
     """Stochastic gradient descent."""
 
-    type: Required[Literal['SGD']]
+    type: Required[Literal["SGD"]]
     lr: float | None
     """Peak learning rate."""
     momentum: float | None
@@ -462,10 +485,11 @@ class SGD(TypedDict, total=False):
     weight_decay: float | None
     """L2 factor on parameters with two or more dims."""
 
+
 class LRScheduler(TypedDict, total=False):
     """The learning rate over the run; during warmup_steps it rises as lr * (t + 1) / warmup_steps."""
 
-    type: Literal['constant', 'linear', 'cosine'] | None
+    type: Literal["constant", "linear", "cosine"] | None
     """After the warm-up: 'constant', or decay to min_lr ('linear' or 'cosine')."""
     warmup_steps: int | None
     """Steps of linear warm-up."""
@@ -473,6 +497,7 @@ class LRScheduler(TypedDict, total=False):
     """The learning rate at the end of the decay, and in all later steps."""
     decay_steps: int | None
     """Step that reaches min_lr, counted from the run's first step, with the warm-up. Left out: the run's last step."""
+
 
 class Zero(TypedDict, total=False):
     """DeepSpeed's ZeRO: shards over replicas, and without a pipeline also over context or 2.5d's depth."""
@@ -518,11 +543,13 @@ class Zero(TypedDict, total=False):
     zero_quantized_nontrainable_weights: bool
     zero_quantized_weights: bool
 
+
 class Precision(TypedDict, total=False):
     """Data type of the model's computation; ZeRO keeps fp32 master weights."""
 
-    dtype: Literal['fp32', 'bf16', 'fp16'] | None
+    dtype: Literal["fp32", "bf16", "fp16"] | None
     """'fp32', 'bf16' or 'fp16'."""
+
 
 class Batch(TypedDict, total=False):
     """Samples per step; global_size = micro_size * accumulation * data size."""
@@ -533,6 +560,7 @@ class Batch(TypedDict, total=False):
     """Samples per forward of one data rank (one tensor group), before axis x splits them."""
     accumulation: int | None
     """Micro-batches per step; with a pipeline, those that run through it."""
+
 
 class Dist(TypedDict, total=False):
     """LiBai's form of `parallel`; sizes of 1 or None have no effect."""
@@ -552,6 +580,7 @@ class Dist(TypedDict, total=False):
     actual_pipeline_stage_id: Sequence[int] | None
     """Written by dslpar for information; recomputed on load."""
 
+
 class Train(TypedDict, total=False):
     """The training loop."""
 
@@ -565,11 +594,11 @@ class Train(TypedDict, total=False):
     compile: bool | None
     """Use torch.compile on train.compile_components, for fewer kernels. The first step then takes minutes. Generated
     kernels round differently in the last bits."""
-    compile_components: Sequence[Literal['layers', 'loss']] | None
+    compile_components: Sequence[Literal["layers", "loss"]] | None
     """'layers': the repeated layers, with ZeRO 0 to 2 (ZeRO 3 gathers weights between the operations of a layer).
     Dropout draws from its own seeds, so it stays outside the graphs and splits them. 'loss': the cross-entropy, without
     a copy of the logits; works with everything."""
-    compile_backend: Literal['inductor', 'aot_eager'] | None
+    compile_backend: Literal["inductor", "aot_eager"] | None
     """'inductor' (generated kernels), or 'aot_eager' (the same graphs without them, to find out whether graphs or
     kernels are at fault)."""
     clip_grad_norm: float | None
@@ -603,7 +632,7 @@ class Train(TypedDict, total=False):
     check_replicas: int | None
     """Steps between comparisons of state that must be equal on several ranks: weights, master weights, optimizer state,
     counters, loss scaler, random generators. Hashes of all bits are compared. None: never."""
-    on_replica_difference: Literal['stop', 'report'] | None
+    on_replica_difference: Literal["stop", "report"] | None
     """'stop': a difference ends the run. 'report': it is logged once and noted in metrics.jsonl, and the run continues.
     Either way, checkpoints since the last comparison without a difference are marked."""
     term_grace: float | None
@@ -613,6 +642,7 @@ class Train(TypedDict, total=False):
     """Exit status of a run that SIGTERM stopped, for the scheduler to queue it again."""
     dist: Dist | None
     """LiBai's form of `parallel`."""
+
 
 class ActivationCheckpoint(TypedDict, total=False):
     """Activation checkpointing: activations are recomputed in the backward instead of being stored."""
@@ -624,6 +654,7 @@ class ActivationCheckpoint(TypedDict, total=False):
     mlp_chunks: int | None
     """Number of chunks of tokens. The second half of a block (norm and MLP) is computed chunk by chunk, and again in
     the backward, so that inner activations of only one chunk exist at a time. For dslpar's own models."""
+
 
 class Checkpoint(TypedDict, total=False):
     """The checkpoints in <output_dir>/checkpoints: the number to keep, and the one from which `--resume` continues."""
@@ -637,6 +668,7 @@ class Checkpoint(TypedDict, total=False):
     """'newest' (an error if corrupted), 'newest_whole' (skips corrupted ones), 'best' (lowest held-out loss), a name
     ('step_000005') or a path."""
 
+
 class FileMonitor(TypedDict, total=False):
     """A monitor that writes files: CSV or TensorBoard."""
 
@@ -646,6 +678,7 @@ class FileMonitor(TypedDict, total=False):
     """Folder that it writes to. Left out: `csv` or `tensorboard` in output_dir."""
     job_name: str | None
     """Subfolder of the run. Left out: the config's name."""
+
 
 class WandbMonitor(TypedDict, total=False):
     """Weights & Biases."""
@@ -661,6 +694,7 @@ class WandbMonitor(TypedDict, total=False):
     offline: bool | None
     """Write below output_dir, without a network; `wandb sync` sends the data later."""
 
+
 class Monitor(TypedDict, total=False):
     """Outputs for the metrics of each step besides metrics.jsonl, through DeepSpeed's monitors."""
 
@@ -671,22 +705,25 @@ class Monitor(TypedDict, total=False):
     wandb: WandbMonitor | bool | None
     """Weights & Biases; needs the package wandb."""
 
+
 class GradientHandler(TypedDict, total=False):
     """Code that changes gradients after their sum over micro-batches and replicas, before norm and clipping."""
 
     type: Required[str]
     """A name registered with GRADIENT_HANDLER, or the dotted name of a class."""
 
+
 class PipelineSchedule(TypedDict, total=False):
     """The order in which a pipeline runs the forwards and backwards of its micro-batches."""
 
-    type: Literal['1f1b', 'interleaved', 'zero_bubble'] | None
+    type: Literal["1f1b", "interleaved", "zero_bubble"] | None
     """'1f1b': one forward, one backward; 'interleaved': several chunks per rank; 'zero_bubble': a split backward."""
     num_microbatches: int | None
     """Micro-batches per step; the same number as batch.accumulation."""
     num_model_chunks: int | None
     """Stages per rank, by default 2 for 'interleaved' and 1 for 'zero_bubble'. In all: pipeline size * this number."""
     num_chunks: int | None
+
 
 class Cluster(TypedDict, total=False):
     """The machines that a run is meant for, from which `dslpar plan`, lint and show forecast memory and time."""
@@ -701,8 +738,10 @@ class Cluster(TypedDict, total=False):
     """Measured constants of these machines: a file from `dslpar plan --calibrate` or `dslpar measure`, relative to the
     config."""
 
+
 Model = GPT | ResMLP | MoCo | dict[str, Any]
-Data = TextData
+Data = (
+    TextData
     | TokensData
     | MaskedTextData
     | SpanTextData
@@ -711,6 +750,7 @@ Data = TextData
     | HuggingFaceData
     | BlendData
     | dict[str, Any]
+)
 Optimizer = AdamW | Adam | SGD | dict[str, Any]
 LRSchedule = LRScheduler | dict[str, Any]
 

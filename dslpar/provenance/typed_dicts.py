@@ -55,9 +55,8 @@ _SEQUENCES = {
 def text() -> str:
     """Return the source of the module."""
     parts = [_HEAD, *(_class(cls) for cls in section_classes()), _unions()]
-    names = sorted(
-        [*(cls.__name__ for cls in section_classes()), *_UNIONS], key=lambda name: (not name.isupper(), name)
-    )
+    names = [*(cls.__name__ for cls in section_classes()), *_UNIONS]
+    names.sort(key=lambda name: (not name.isupper(), name))
     listed = "".join(f'    "{name}",\n' for name in names)
     return "\n\n".join(part.strip("\n") for part in parts) + f"\n\n__all__ = [\n{listed}]\n"
 
@@ -157,7 +156,7 @@ def _deepspeed(kind: str) -> str:
 
 _UNIONS: Mapping[str, str] = {
     "Model": " | ".join([*(cls.__name__ for cls in families.sections().values()), "dict[str, Any]"]),
-    "Data": "\n    | ".join([*(cls.__name__ for cls in datasets.DATASETS.values()), "dict[str, Any]"]),
+    "Data": " | ".join([*(cls.__name__ for cls in datasets.DATASETS.values()), "dict[str, Any]"]),
     "Optimizer": " | ".join([*(cls.__name__ for cls in sections.OPTIMIZERS.values()), "dict[str, Any]"]),
     "LRSchedule": "LRScheduler | dict[str, Any]",
 }
@@ -165,7 +164,8 @@ _UNIONS: Mapping[str, str] = {
 
 
 def _unions() -> str:
-    return "\n".join(f"{name} = {made}" for name, made in _UNIONS.items())
+    made = (f"{name} = (\n    {parts}\n)" for name, parts in _UNIONS.items())
+    return "\n".join(each.replace(" | ", "\n    | ") for each in made)
 
 
 def main(argv: list[str] | None = None) -> int:
