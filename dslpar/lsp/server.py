@@ -135,8 +135,9 @@ server = ConfigServer()
 
 @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
 def did_open(ls: ConfigServer, params: types.DidOpenTextDocumentParams) -> None:
-    """Lint a document that was opened."""
+    """Lint a document that was opened, and those that read it: its text may not be that of the file."""
     ls.analyse(params.text_document.uri)
+    ls.analyse_readers(params.text_document.uri)
 
 
 @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
