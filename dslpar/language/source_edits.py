@@ -13,17 +13,17 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dslpar.core.errors import Fix, Location
-from dslpar.language.load import YAML_ENDINGS, Config
+from dslpar.language.load import NO_SHORTHANDS, YAML_ENDINGS, Config
 from dslpar.language.source import Source, parse_quietly
 from dslpar.language.tree import Node
 
 
 class _Entry(NamedTuple):
-    """A key in a `dict(...)` or `{...}` of the text."""
+    """A key in a `dict(...)` or `{...}` of the text, or an element of a list."""
 
     name: str
     whole: ast.AST
@@ -31,14 +31,19 @@ class _Entry(NamedTuple):
     value: ast.expr
 
 
-def set_key(config: Config, text: str, key: str, value: str) -> Fix | None:
-    """Return the edit that gives a key a value, as Python source; None if the text computes it or is no Python."""
+def set_key(
+    config: Config, text: str, key: str, value: str, shorthands: Mapping[str, str] = NO_SHORTHANDS
+) -> Fix | None:
+    """Return the edit that gives a key a value, as Python source; None if the text computes it or is no Python.
+
+    `shorthands`: key of a section -> its key that a bare value stands for, as in `pipeline=2`.
+    """
     if config.path.endswith(YAML_ENDINGS):
         return None
     node = config.root.get(key)
     if node is not None:
         at = node.location
-        return Fix(at, value) if _is_here(config, at) and _is_literal(_excerpt(text, at)) else None
+        return Fix(at, value) if _is_here(config, at) and _is_literal(excerpt(text, at)) else None
     *above, name = key.split(".")
     depth = next((d for d in range(len(above), -1, -1) if config.root.get(".".join(above[:d])) is not None), 0)
     for part in reversed(above[depth + (depth == 0) :]):
@@ -47,8 +52,11 @@ def set_key(config: Config, text: str, key: str, value: str) -> Fix | None:
         section = above[0] if above else name
         made = f"{section} = dict({name}={value})" if above else f"{name} = {value}"
         return _at_end(config, text, made)
-    parent = config.root.get(".".join(above[:depth]))
+    section = ".".join(above[:depth])
+    parent = config.root.get(section)
     assert parent is not None
+    if not parent.is_mapping and section in shorthands:
+        return _in_short_form(config, text, parent, shorthands[section], name, value)
     return _added(config, text, parent, name, value)
 
 
@@ -60,14 +68,32 @@ def leave_out(config: Config, text: str, key: str) -> Fix | None:
     if not above:
         return _without_statement(config, text, name)
     parent = config.root.get(above)
-    found = None if parent is None else _mapping(config, text, parent)
+    found = None if parent is None else _entries(config, text, parent)
     if found is None:
         return None
     source, entries, _ = found
     places = [index for index, entry in enumerate(entries) if entry.name == name]
-    if len(places) != 1:
-        return None
-    (at,) = places
+    return _without_entry(source, entries, places[0]) if len(places) == 1 else None
+
+
+def leave_one_of_two_out(config: Config, text: str, at: Location, *, first: bool) -> Fix | None:
+    """Return the edit that removes one of two entries of the same key in the `{...}` around a place."""
+    source = Source(config.path, text)
+    place = (at.line, at.column)
+    with contextlib.suppress(SyntaxError, ValueError):
+        for found in ast.walk(parse_quietly(source.text, config.path)):
+            begin, end = _span(source, found) if isinstance(found, ast.Dict) else (place, place)
+            if not isinstance(found, ast.Dict) or not begin <= place < end:
+                continue
+            entries = _pairs(found)
+            names = [each.name for each in entries or ()]
+            twice = [index for index, name in enumerate(names) if names.count(name) > 1]
+            if entries and len(twice) > 1:
+                return _without_entry(source, entries, twice[0 if first else 1])
+    return None
+
+
+def _without_entry(source: Source, entries: Sequence[_Entry], at: int) -> Fix:
     begin, end = _span(source, entries[at].whole)[0], _span(source, entries[at].value)[1]
     if at + 1 < len(entries):
         end = _span(source, entries[at + 1].whole)[0]
@@ -76,32 +102,72 @@ def leave_out(config: Config, text: str, key: str) -> Fix | None:
     return Fix(_location(source, begin, end), "")
 
 
+def leave_statement_out(config: Config, text: str, line: int) -> Fix | None:
+    """Return the edit that removes the statement that ends at or after a line; None if the text is no Python."""
+    source = Source(config.path, text)
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in parse_quietly(source.text, config.path).body:
+            if (node.end_lineno or 0) >= line:
+                return _without_lines(source, node)
+    return None
+
+
+def excerpt(text: str, at: Location) -> str:
+    """Return the characters of a text at a place."""
+    lines = text.split("\n")[at.line - 1 : at.end_line]
+    if not lines:
+        return ""
+    lines[-1] = lines[-1][: at.end_column - 1]
+    lines[0] = lines[0][at.column - 1 :]
+    return "\n".join(lines)
+
+
 # ---- sections ----
 
 
-def _mapping(config: Config, text: str, node: Node) -> tuple[Source, list[_Entry], ast.expr] | None:
-    """Return the entries of a section that this file writes as `dict(...)` or `{...}`, and the whole expression."""
-    if not node.is_mapping or not _is_here(config, node.location):
+def _entries(config: Config, text: str, node: Node) -> tuple[Source, list[_Entry], ast.expr] | None:
+    """Return the entries of a section or list that this file writes out, and the whole expression."""
+    if not _is_here(config, node.location):
         return None
     source = Source(config.path, text)
     with contextlib.suppress(SyntaxError, ValueError):
         for found in ast.walk(parse_quietly(source.text, config.path)):
-            if not isinstance(found, (ast.Call, ast.Dict)) or source.location(found) != node.location:
+            if not isinstance(found, ast.expr) or source.location(found) != node.location:
                 continue
             if isinstance(found, ast.Call):
-                if found.args or any(each.arg is None for each in found.keywords):
-                    return None
-                return source, [_Entry(each.arg or "", each, each.value) for each in found.keywords], found
-            pairs = list(zip(found.keys, found.values, strict=True))
-            if not all(isinstance(each, ast.Constant) for each, _ in pairs):
-                return None
-            return source, [_Entry(str(each.value), each, value) for each, value in pairs], found  # type: ignore[union-attr, arg-type]
+                is_plain = not found.args and all(each.arg is not None for each in found.keywords)
+                entries = [_Entry(each.arg or "", each, each.value) for each in found.keywords] if is_plain else None
+            elif isinstance(found, ast.Dict):
+                entries = _pairs(found)
+            elif isinstance(found, ast.List):
+                entries = [_Entry(str(index), each, each) for index, each in enumerate(found.elts)]
+            else:
+                continue
+            return None if entries is None else (source, entries, found)
     return None
 
 
+def _pairs(found: ast.Dict) -> list[_Entry] | None:
+    """Return the entries of a `{...}`; None if it has computed keys."""
+    pairs = [
+        _Entry(str(key.value), key, value)
+        for key, value in zip(found.keys, found.values, strict=True)
+        if isinstance(key, ast.Constant)
+    ]
+    return pairs if len(pairs) == len(found.keys) else None
+
+
+def _in_short_form(config: Config, text: str, section: Node, short: str, name: str, value: str) -> Fix | None:
+    """Set a key of a section that is written as a bare value: `zero = 2` becomes `zero = dict(stage=2, ...)`."""
+    old = excerpt(text, section.location)
+    if not _is_here(config, section.location) or not _is_literal(old):
+        return None
+    return Fix(section.location, value if name == short else f"dict({short}={old}, {name}={value})")
+
+
 def _added(config: Config, text: str, parent: Node, name: str, value: str) -> Fix | None:
-    found = _mapping(config, text, parent)
-    if found is None:
+    found = _entries(config, text, parent)
+    if found is None or isinstance(found[2], ast.List):
         return None
     source, entries, whole = found
     written = f"{name}={value}" if isinstance(whole, ast.Call) else f"{name!r}: {value}"
@@ -130,11 +196,14 @@ def _without_statement(config: Config, text: str, name: str) -> Fix | None:
     with contextlib.suppress(SyntaxError, ValueError):
         made = [node for node in parse_quietly(source.text, config.path).body if _assigns(node, name)]
         if len(made) == 1:
-            begin, end = _span(source, made[0])
-            last = len(source.lines)
-            after = (end[0] + 1, 1) if end[0] < last else end
-            return Fix(_location(source, (begin[0], 1), after), "")
+            return _without_lines(source, made[0])
     return None
+
+
+def _without_lines(source: Source, node: ast.stmt) -> Fix:
+    begin, end = _span(source, node)
+    after = (end[0] + 1, 1) if end[0] < len(source.lines) else end
+    return Fix(_location(source, (begin[0], 1), after), "")
 
 
 def _assigns(node: ast.stmt, name: str) -> bool:
@@ -149,15 +218,6 @@ def _assigns(node: ast.stmt, name: str) -> bool:
 
 def _is_here(config: Config, at: Location) -> bool:
     return os.path.realpath(at.path) == os.path.realpath(config.path)
-
-
-def _excerpt(text: str, at: Location) -> str:
-    lines = text.split("\n")[at.line - 1 : at.end_line]
-    if not lines:
-        return ""
-    lines[-1] = lines[-1][: at.end_column - 1]
-    lines[0] = lines[0][at.column - 1 :]
-    return "\n".join(lines)
 
 
 def _is_literal(text: str) -> bool:

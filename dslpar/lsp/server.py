@@ -7,20 +7,21 @@ each change; files that read the changed one are linted again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from urllib.parse import unquote, urlparse
 
 from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 from pygls.workspace import TextDocument
 
-from dslpar.core.errors import Finding, Location, Severity
+from dslpar.core.errors import Finding, Fix, Location, Severity
 from dslpar.core.version import VERSION
 from dslpar.lsp.analysis import Analysis, Shown, analysed
 from dslpar.lsp.completion import Item, completions
 from dslpar.lsp.cursor import place_at
 from dslpar.lsp.hints import hints, summary
 from dslpar.lsp.hover import explanation_at, key_at
+from dslpar.lsp.quick_fixes import quick_fixes
 
 _SEVERITIES = {
     "error": types.DiagnosticSeverity.Error,
@@ -91,6 +92,10 @@ class ConfigServer(LanguageServer):
         """Return a line and column, both from 1, for a position in the client's units."""
         found = self.workspace.position_codec.position_from_client_units(document.lines or [""], position)
         return found.line + 1, found.character + 1
+
+    def edit(self, document: TextDocument, fix: Fix) -> types.TextEdit:
+        """Return a replacement in the client's units."""
+        return types.TextEdit(self.range(document, fix.location), fix.text)
 
     def diagnostic(self, document: TextDocument, shown: Shown) -> types.Diagnostic:
         """Return a finding as the client shows it."""
@@ -237,36 +242,30 @@ def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types
     if made is None:
         return []
     document = ls.workspace.get_text_document(uri)
-    fixable = [each for each in _own(made) if each.finding.fix is not None]
-    edits = {each: _edit(ls, document, each.finding) for each in fixable}
+    texts = ls.texts
     actions = [
         types.CodeAction(
-            f"{each.finding.code}: {each.finding.help or each.finding.message}",
+            fix.title,
             types.CodeActionKind.QuickFix,
             [ls.diagnostic(document, each)],
-            is_preferred=True,
-            edit=types.WorkspaceEdit({uri: [edit]}),
+            is_preferred=fix.is_own,
+            edit=types.WorkspaceEdit({uri: [ls.edit(document, fix.edit)]}),
         )
-        for each, edit in edits.items()
-        if edit is not None and _overlap(ls.range(document, each.finding.location), params.range)
+        for each in _own(made)
+        if _overlap(ls.range(document, each.finding.location), params.range)
+        for fix in quick_fixes(made, each.finding, texts)
     ]
-    every: Sequence[types.TextEdit] = [edit for edit in edits.values() if edit is not None]
+    own = [each.finding.fix for each in _own(made) if each.finding.fix is not None]
+    every = [ls.edit(document, fix) for fix in own if fix.location.path == made.path]
     if every:
         actions.append(
             types.CodeAction(
                 f"dslpar: fix all ({len(every)})",
                 types.CodeActionKind.SourceFixAll,
-                edit=types.WorkspaceEdit({uri: list(every)}),
+                edit=types.WorkspaceEdit({uri: every}),
             )
         )
     return actions
-
-
-def _edit(ls: ConfigServer, document: TextDocument, item: Finding) -> types.TextEdit | None:
-    fix = item.fix
-    if fix is None or fix.location.path != item.location.path:
-        return None
-    return types.TextEdit(ls.range(document, fix.location), fix.text)
 
 
 def _overlap(one: types.Range, other: types.Range) -> bool:

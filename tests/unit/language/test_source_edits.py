@@ -64,3 +64,25 @@ def test_an_edit_changes_one_key_of_a_shipped_config(data: st.DataObject) -> Non
     if value is not None:
         expected[section] = {**before[section], name: value}
     assert load_text(changed, "cfg.py").root.plain() == expected
+
+
+def test_a_section_in_short_form_becomes_a_dict() -> None:
+    text = "zero = 2\npipeline = 3\n"
+    config = load_text(text, "cfg.py")
+    short = {"zero": "stage", "pipeline": "size"}
+    for key, value, old, new in [
+        ("zero.stage", "1", "zero = 2", "zero = 1"),
+        ("zero.offload_optimizer", "'cpu'", "zero = 2", "zero = dict(stage=2, offload_optimizer='cpu')"),
+        ("pipeline.schedule", "'gpipe'", "pipeline = 3", "pipeline = dict(size=3, schedule='gpipe')"),
+    ]:
+        edit = set_key(config, text, key, value, short)
+        assert edit is not None
+        assert apply(text, [edit]) == text.replace(old, new)
+
+
+@pytest.mark.parametrize(("index", "after"), [(0, "[2, 3]"), (1, "[1, 3]"), (2, "[1, 2]")])
+def test_an_element_of_a_list_is_left_out(index: int, after: str) -> None:
+    text = "hooks = [1, 2, 3]\n"
+    edit = leave_out(load_text(text, "cfg.py"), text, f"hooks.{index}")
+    assert edit is not None
+    assert apply(text, [edit]) == f"hooks = {after}\n"

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from dslpar.core.errors import Finding
+from dslpar.linter.help_edits import HOLE, UnreadableHelpError, alternatives
 from dslpar.linter.registry import RULES
 from dslpar.linter.rule import Rule
 from dslpar.linter.rules.hosts import RULES as HOST_RULES
-from tests.support.helps import HOLE, Linted, UnreadableHelpError, alternatives, carry_out
+from tests.support.helps import Linted, carry_out
 from tests.support.lint import MODEL, PATH, TOO_SMALL
 from tests.support.rule_pages import sections
 from tests.unit.linter.test_messages import SAID

@@ -170,7 +170,10 @@ def test_completion_explanation_hints_and_fixes(tmp_path: Path) -> None:
         context = types.CodeActionContext([])
         actions = await client.text_document_code_action_async(types.CodeActionParams(document, whole, context))
         titles = [action.title for action in actions or ()]
-        assert titles == ["CFG101: did you mean 'hidden_size'?", "dslpar: fix all (1)"]
+        assert titles == ["did you mean 'hidden_size'? (CFG101)", "dslpar: fix all (1)"]
+        await editor.write("cfg.py", TEXT.replace("num_heads=4", "num_heads=6").replace("size=2,", "size=4,"))
+        actions = await client.text_document_code_action_async(types.CodeActionParams(document, whole, context))
+        assert [action.title for action in actions or ()] == ["num_heads=4 (TEN201)", "num_heads=8 (TEN201)"]
 
     in_editor(tmp_path, use)
 
