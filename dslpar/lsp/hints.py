@@ -1,7 +1,10 @@
 """Values that follow from a config, shown at the ends of its lines, and a summary above `parallel`.
 
-for hint in hints(analysis): ...       # "data 2", "layers 6 6", "micro-batch 4 x 8"
-summary(analysis)                      # "64 ranks: pipe 2 x data 8 x tensor 4 · ..."
+    for hint in hints(analysis): ...   # "data 2", "layers 6 6", "4 x 8 x 2", "24.5 of 79.6 GiB"
+    summary(analysis)     # "64 ranks: pipe 2 x data 8 x tensor 4 · 24.5 of 79.6 GiB · about 10.8 s a step"
+
+Memory and time are those of `dslpar plan`. They are shown if the config, the project or the first-line comment names
+the device: an editor's machine is not the cluster.
 """
 
 from __future__ import annotations
@@ -10,9 +13,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dslpar.core.errors import DslparError, Location
+from dslpar.forecast.device import GIB
+from dslpar.forecast.machine import MachineError, machine_of
+from dslpar.forecast.plan import Forecast, forecast
+from dslpar.forecast.workload import workload_of
 from dslpar.layout.resolve import Job
 from dslpar.linter.problem import UnknownValueError
 from dslpar.lsp.analysis import Analysis
+from dslpar.planner.report import seconds
 
 
 class Hint(NamedTuple):
@@ -35,7 +43,7 @@ def summary(analysis: Analysis) -> tuple[Location, str] | None:
     place = _place(analysis, "parallel")
     if place is None:
         return None
-    texts = [_layout(job) for world in analysis.checked if (job := _job(analysis, world)) is not None]
+    texts = [_layout(analysis, job) for world in analysis.checked if (job := _job(analysis, world)) is not None]
     return (place, " | ".join(texts)) if texts else None
 
 
@@ -47,11 +55,31 @@ def _job(analysis: Analysis, world: int | None = None) -> Job | None:
         return None
 
 
-def _layout(job: Job) -> str:
+def _forecast(analysis: Analysis, job: Job) -> Forecast | None:
+    """Return the forecast; None if no device is named, or the costs of the model's layers are unknown."""
+    if not (job.spec.cluster.device or analysis.settings.device):
+        return None
+    workload = workload_of(job)
+    try:
+        return (
+            None if workload is None else forecast(workload, machine_of(job, project_device=analysis.settings.device))
+        )
+    except MachineError:
+        return None  # lint reports it
+
+
+def _memory(made: Forecast) -> str:
+    return f"{made.binding.total / GIB:.1f} of {made.machine.device.memory_bytes / GIB:.1f} GiB"
+
+
+def _layout(analysis: Analysis, job: Job) -> str:
     mesh, batch = job.mesh, job.batch
     sizes = (("pipe", mesh.pipe), ("data", mesh.data), ("tensor", mesh.tensor.size))
     layout = " x ".join(f"{name} {size}" for name, size in sizes if size > 1) or "one process"
-    return f"{mesh.world_size} ranks: {layout} · {batch.micro_size} x {batch.accumulation} x {mesh.data} samples a step"
+    made = _forecast(analysis, job)
+    facts = [_memory(made), f"about {seconds(made.time.step_s)} a step"] if made is not None else []
+    samples = f"{batch.micro_size} x {batch.accumulation} x {mesh.data} samples a step"
+    return " · ".join([f"{mesh.world_size} ranks: {layout}", *(facts or [samples])])
 
 
 def _hints(analysis: Analysis, job: Job) -> Iterator[Hint]:
@@ -61,8 +89,12 @@ def _hints(analysis: Analysis, job: Job) -> Iterator[Hint]:
             yield Hint(place, f"data {job.mesh.data}", "replicas: ranks that pipeline and tensor parallelism leave")
         tensor = job.mesh.tensor
         if tensor.size > 1 and tensor.mode != "1d":
-            sizes = " ".join(f"{letter} {getattr(tensor, letter)}" for letter in "dqyz" if getattr(tensor, letter) > 1)
-            yield Hint(_place(analysis, "parallel.tensor") or place, sizes, "axes of the cuboid")
+            x, y, z = tensor.shape
+            at = _place(analysis, "parallel.tensor") or place
+            yield Hint(at, f"x {x}, y {y}, z {z}", "axes of the cuboid, as `dslpar show` prints them")
+        if (made := _forecast(analysis, job)) is not None:
+            where = f"pipe {made.binding_rank}" if len(made.memory) > 1 else "each rank"
+            yield Hint(place, _memory(made), f"memory that `dslpar plan` forecasts for the fullest rank: {where}")
     if place := _place(analysis, "parallel.pipeline"):
         counts = " ".join(map(str, job.stages.counts or ()))
         yield Hint(place, f"layers {counts}", "layers of each stage")

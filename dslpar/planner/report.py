@@ -256,10 +256,10 @@ def _time_lines(own: Forecast) -> Iterator[str]:
     time = own.time
     yield ""
     error = f"+- {_rounded(own.error.half)} in half of the cases, {_rounded(own.error.nine_of_ten)} in nine of ten"
-    yield f"step     {_seconds(time.step_s)} ({error}), {own.tokens_per_s_gpu:,.0f} {_unit(own)} per second and device"
+    yield f"step     {seconds(time.step_s)} ({error}), {own.tokens_per_s_gpu:,.0f} {_unit(own)} per second and device"
     yield f"         {_error_basis(own)}"
     yield f"         MFU {_percent(own.mfu_causal)} (causal FLOPs, excluding recomputation)"
-    shown = [f"{name} {_seconds(s)}" for name, s in _parts_s(own).items() if s >= _SHOWN_SHARE * time.step_s]
+    shown = [f"{name} {seconds(s)}" for name, s in _parts_s(own).items() if s >= _SHOWN_SHARE * time.step_s]
     yield f"         time: {', '.join(shown)}"
     if own.workload.mesh.pipe > 1:
         yield f"         bubble {_percent(own.bubble)} (a rank is idle for this share of the forwards and backwards)"
@@ -323,7 +323,7 @@ def _table(title: str, rows: Sequence[tuple[str, Option, str]]) -> Iterator[str]
 def _row(option: Option) -> str:
     made = option.forecast
     bubble = _percent(made.bubble) if made.workload.mesh.pipe > 1 else "-"
-    return f"{option.bytes / GIB:6.1f} {_seconds(option.step_s):>9} {_percent(made.mfu_causal):>7} {bubble:>7}"
+    return f"{option.bytes / GIB:6.1f} {seconds(option.step_s):>9} {_percent(made.mfu_causal):>7} {bubble:>7}"
 
 
 def _layout_lines(plan: Plan) -> Iterator[str]:
@@ -387,7 +387,7 @@ def _ratio_error(one: Forecast, other: Forecast) -> Error:
 def _reason(own: Forecast, best: Forecast) -> str:
     """Name the part of the step in which the config's own layout loses the most time against the best layout."""
     cheaper = _parts_s(best)
-    more = {name: seconds - cheaper[name] for name, seconds in _parts_s(own).items()}
+    more = {name: part - cheaper[name] for name, part in _parts_s(own).items()}
     most = max(more, key=lambda name: more[name])
     return f"; the largest difference is {most}" if more[most] > 0 else ""
 
@@ -424,8 +424,9 @@ def _count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+def seconds(of: float) -> str:
+    """Return a time in seconds or milliseconds."""
+    return f"{of:.2f} s" if of >= 1 else f"{of * 1e3:.1f} ms"
 
 
 def _percent(share: float) -> str:
