@@ -69,7 +69,7 @@ class Analysis:
     @property
     def is_config(self) -> bool:
         """Return whether the file is a config, and no other Python file."""
-        return is_config(self.config)
+        return self.settings.is_claimed or is_config(self.config)
 
 
 def analysed(path: str, texts: Mapping[str, str]) -> Analysis:

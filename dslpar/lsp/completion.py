@@ -21,7 +21,7 @@ from dslpar.lsp.analysis import Analysis
 from dslpar.lsp.cursor import Place
 from dslpar.provenance.reference import Row, rows
 from dslpar.schema import datasets, families, sections
-from dslpar.schema.keys import declared, type_of
+from dslpar.schema.keys import declared, shorthands, type_of
 from dslpar.schema.torch_optimizers import OPTIMIZERS
 from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 from dslpar.schema.types import ValueType
@@ -76,7 +76,8 @@ def _keys(analysis: Analysis, place: Place) -> Iterator[Item]:
         detail = row.type if name != "type" else ""
         if row.default not in ("", "required"):
             detail += f"; default: {row.default}"
-        opening = "dict($0)" if row.type.startswith("a dict") else "$0"
+        is_dict = row.type.startswith("a dict") and row.key not in shorthands()
+        opening = "dict($0)" if is_dict else "$0"
         insert = f"{name}={opening}" if not place.quote else f"{name}{place.quote}: {opening}"
         yield Item(name, insert, "key", detail, row.help, rank)
 

@@ -251,8 +251,7 @@ def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types
             is_preferred=fix.is_own,
             edit=types.WorkspaceEdit({uri: [ls.edit(document, fix.edit)]}),
         )
-        for each in _own(made)
-        if _overlap(ls.range(document, each.finding.location), params.range)
+        for each in _at(ls, document, made, params.range)
         for fix in quick_fixes(made, each.finding, texts)
     ]
     own = [each.finding.fix for each in _own(made) if each.finding.fix is not None]
@@ -266,6 +265,14 @@ def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types
             )
         )
     return actions
+
+
+def _at(ls: ConfigServer, document: TextDocument, made: Analysis, cursor: types.Range) -> list[Shown]:
+    """Return the findings at the cursor or selection; those of its lines if there is none."""
+    ranges = {each: ls.range(document, each.finding.location) for each in _own(made)}
+    lines = types.Range(types.Position(cursor.start.line, 0), types.Position(cursor.end.line + 1, 0))
+    found = [each for each, at in ranges.items() if _overlap(at, cursor)]
+    return found or [each for each, at in ranges.items() if _overlap(at, lines) and at.start.line <= cursor.end.line]
 
 
 def _overlap(one: types.Range, other: types.Range) -> bool:

@@ -26,6 +26,8 @@ class Settings(NamedTuple):
     """Numbers of ranks; None: not given."""
     device: str = ""
     project: Project | None = None
+    is_claimed: bool = False
+    """The file says in such a comment that it is a config, whatever it has so far."""
 
 
 def settings_of(path: str, text: str) -> Settings:
@@ -41,7 +43,7 @@ def settings_of(path: str, text: str) -> Settings:
         if line.strip() and not line.startswith("#"):
             break
         if match := _COMMENT.match(line):
-            found = _with(found, dict(_SETTING.findall(match["settings"])))
+            found = _with(found, dict(_SETTING.findall(match["settings"])))._replace(is_claimed=True)
     return found
 
 

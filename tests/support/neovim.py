@@ -1,0 +1,126 @@
+"""A real Neovim without a screen, with the lines of editors/neovim.md, driven by keys as an author types them.
+
+with neovim(folder, "cfg.py") as editor:
+    editor.wait(lambda: editor.diagnostics())
+    editor.act("did you mean")                  # the code action with this in its title
+    editor.type("Gozero = dict(")
+    editor.complete("stage=")                   # Ctrl-X Ctrl-O, and the item that begins so
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.support.paths import ROOT
+from tests.support.waiting import wait_until
+
+NVIM = shutil.which("nvim")
+LACKS = "no nvim on PATH (Debian: apt-get install neovim)"
+_ANSWERS_S = 60
+_CHOICE = """
+vim.ui.select = function(items, _, done)
+  _G.titles = vim.tbl_map(function(item) return item[2].title end, items)
+  for at, title in ipairs(_G.titles) do
+    if title:find(_G.wanted, 1, true) then return done(items[at], at) end
+  end
+  done(nil, nil)
+end
+"""
+"""Chooses the action that a test wants; Neovim's own prompt would wait for a number."""
+
+
+class Neovim:
+    """A running editor with one file."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+
+    def _ask(self, flag: str, what: str) -> str:
+        assert NVIM is not None
+        command = [NVIM, "--headless", "--server", self._socket, flag, what]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWERS_S, check=True)
+        return done.stdout + done.stderr
+
+    def type(self, keys: str) -> None:
+        """Type keys; `<CR>`, `<Esc>`, `<C-x>` as in Vim."""
+        self._ask("--remote-send", keys)
+
+    def lua(self, code: str) -> Any:
+        """Return the value of an expression of Lua."""
+        return json.loads(self._ask("--remote-expr", f"luaeval({json.dumps(f'vim.json.encode({code})')})"))
+
+    def wait(self, met: Callable[[], object], what: str) -> None:
+        """Wait until something holds."""
+        wait_until(met, f"no {what}")
+
+    @property
+    def text(self) -> str:
+        """The text in the editor."""
+        return "\n".join(self.lua("vim.api.nvim_buf_get_lines(0, 0, -1, true)")) + "\n"
+
+    def diagnostics(self) -> list[tuple[str, int]]:
+        """Return the codes and lines, from 1, of what the editor shows."""
+        return [(each["code"], each["lnum"] + 1) for each in self.lua("vim.diagnostic.get(0)")]
+
+    def act(self, title: str) -> list[str]:
+        """Choose the action with this in its title; return the titles of all."""
+        before = self.text
+        self.lua(f"(function() _G.wanted, _G.titles = {json.dumps(title)}, nil; return true end)()")
+        self.type("<Esc>:lua vim.lsp.buf.code_action()<CR>")
+        self.wait(lambda: self.lua("_G.titles or {}") and self.text != before, f"action {title!r}")
+        return list(self.lua("_G.titles"))
+
+    def complete(self, item: str) -> None:
+        """Complete the word before the cursor, in insert mode, with the item that begins so."""
+        self.type("<C-x><C-o>")
+        self.wait(lambda: self._items(), f"items that complete to {item!r}")
+        words = self._items()
+        at = next(index for index, word in enumerate(words) if word.startswith(item))
+        selected = self.lua("vim.fn.complete_info({'selected'}).selected")
+        self.type("<C-n>" * (at - selected) + "<C-y>")
+        self.wait(lambda: not self.lua("vim.fn.pumvisible()"), "end of the completion")
+
+    def _items(self) -> list[str]:
+        items = "vim.fn.complete_info({'items'}).items"
+        return list(self.lua(f"vim.tbl_map(function(item) return item.word end, {items})"))
+
+
+@contextlib.contextmanager
+def neovim(folder: Path, name: str) -> Iterator[Neovim]:
+    """Start an editor on a file of a folder, with nothing of the user's own settings."""
+    assert NVIM is not None
+    lines = re.findall(r"```lua\n(.*?)```", (ROOT / "editors" / "neovim.md").read_text(encoding="utf-8"), re.DOTALL)
+    with tempfile.TemporaryDirectory() as home:
+        bin = Path(home, "bin")
+        bin.mkdir()
+        server = bin / "dslpar"
+        start = f'cd {shlex.quote(str(ROOT))} && exec {shlex.quote(sys.executable)} -m dslpar "$@"'
+        server.write_text(f"#!/bin/sh\n{start}\n")
+        server.chmod(0o755)
+        init = Path(home, "init.lua")
+        init.write_text("\n".join([*lines, _CHOICE]), encoding="utf-8")
+        socket = str(Path(home, "socket"))
+        env = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "HOME": home}
+        env |= {f"XDG_{kind}_HOME": home for kind in ("CONFIG", "STATE", "CACHE", "DATA")}
+        command = [NVIM, "--headless", "-n", "-u", str(init), "--listen", socket, str(folder / name)]
+        with open(Path(home, "log"), "wb") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+        try:
+            wait_until(lambda: Path(socket).exists(), "no socket of Neovim")
+            editor = Neovim(socket)
+            editor.wait(lambda: editor.lua("vim.bo.omnifunc ~= ''"), "server")
+            yield editor
+        finally:
+            process.terminate()
+            process.wait(timeout=_ANSWERS_S)
