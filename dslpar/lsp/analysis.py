@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from dslpar.core.errors import COMMAND_LINE, Finding
+from dslpar.core.errors import COMMAND_LINE, Finding, Location
 from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.language.recovery import UNKNOWN, Recovered, recovered
+from dslpar.language.tree import Node
 from dslpar.linter import check
 from dslpar.linter.check import Checked
 from dslpar.linter.config_files import is_config
@@ -78,13 +79,22 @@ def analysed(path: str, texts: Mapping[str, str]) -> Analysis:
     text = texts[real]
     settings, error = settings_or_none(path, text)
     made = Recovered(text, frozenset()) if path.endswith(YAML_ENDINGS) else recovered(text, path)
-    overrides = [f"cluster.device={settings.device}"] if settings.device else []
-    given = check.load(path, (), {**texts, real: made.text})
-    if overrides and not given.root.get("cluster.device") and "cluster" not in given.unknown:
-        given = check.load(path, overrides, {**texts, real: made.text})
-    checked = {world: check.check(given, world) for world in settings.worlds}
+    config = check.load(path, (), {**texts, real: made.text})
+    if settings.device and config.root.get("cluster.device") is None and "cluster" not in config.unknown:
+        config = _on(settings.device, config)
+    checked = {world: check.check(config, world) for world in settings.worlds}
     found = list(made.findings) + (list(error.findings) if error is not None else [])
     return Analysis(path, text, settings, made, checked, (*map(Shown, found), *_shown(path, settings, made, checked)))
+
+
+def _on(device: str, config: Config) -> Config:
+    """Return a config with the device that its project or its comment names, as `cluster.device` would."""
+    root, at = config.root, Location(COMMAND_LINE)
+    cluster = root.get("cluster") or Node({}, at)
+    if not isinstance(cluster.value, dict):
+        return config  # lint says so
+    named = cluster._replace(value={**cluster.value, "device": Node(device, at, at)})
+    return config._replace(root=root._replace(value={**root.value, "cluster": named}))
 
 
 def _shown(path: str, settings: Settings, made: Recovered, checked: Mapping[int | None, Checked]) -> list[Shown]:

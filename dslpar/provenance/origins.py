@@ -5,7 +5,7 @@ between, which import one another, are found by reading the import statements.
 
     >>> from dslpar.linter.check import load_text
     >>> config = load_text("n = 4\\nbatch = dict(micro_size=n)", "cfg.py", ["train.steps=5"])
-    >>> [(step.what, str(step.location)) for step in steps_of(config, "batch.micro_size")]
+    >>> [(step.what, str(step.location)) for step in steps_of(config, "batch.micro_size", ways_of(config))]
     [('written', 'cfg.py:1:5'), ('given to micro_size by a name or an expression', 'cfg.py:2:14')]
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import os.path
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dslpar.core.errors import COMMAND_LINE, Location
@@ -33,19 +33,23 @@ class Step(NamedTuple):
     location: Location
 
 
-def steps_of(config: Config, source_key: str) -> list[Step]:
+Ways = Mapping[str, Sequence[Step]]
+"""Path of a file -> the imports between it and the config that was loaded."""
+
+
+def steps_of(config: Config, source_key: str, ways: Ways) -> list[Step]:
     """Return the steps of a written value, from where it was written to the config that was loaded."""
     value, key = config.at(source_key), config.key_at(source_key)
     if value.path == COMMAND_LINE:
         return [Step("on the command line", value)]
     steps = [Step("written", value)]
     if not _beside(config, value, key):
-        imports = _imports(config, value.path) if key.path != value.path else []
+        imports = ways.get(value.path, ()) if key.path != value.path else ()
         # Up to the file that assigns it to the key: the remaining imports are those of the key.
         ends = next((index for index, step in enumerate(imports, 1) if step.location.path == key.path), 0)
         steps += imports[:ends]
         steps.append(Step(f"given to {source_key.rpartition('.')[2]} by a name or an expression", key))
-    return steps + _imports(config, steps[-1].location.path)
+    return [*steps, *ways.get(steps[-1].location.path, ())]
 
 
 def _beside(config: Config, value: Location, key: Location) -> bool:
@@ -62,8 +66,8 @@ def _beside(config: Config, value: Location, key: Location) -> bool:
 # Imports ----------------------------------------------------------------------------------------------------------
 
 
-def _imports(config: Config, path: str) -> list[Step]:
-    """Return the imports between the file at `path` and the loaded config, starting with the import of `path`."""
+def ways_of(config: Config) -> Ways:
+    """Return the shortest way from each file that the config reads."""
     ways: dict[str, list[Step]] = {config.path: []}
     queue = [config.path]
     for importer in queue:
@@ -71,7 +75,7 @@ def _imports(config: Config, path: str) -> list[Step]:
             if target not in ways:
                 ways[target] = [Step("imported", place), *ways[importer]]
                 queue.append(target)
-    return ways.get(path, [])
+    return ways
 
 
 def _imported(config: Config, importer: str) -> Iterator[tuple[str, Location]]:

@@ -10,6 +10,7 @@ from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.linter.problem import UnknownValueError
+from dslpar.provenance.origins import Ways, ways_of
 from dslpar.schema.sections_reader import Reading, read
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ class Subject:
     def sound(self) -> bool:
         """Return whether lint finds no error."""
         return not self.checked.has_errors
+
+    @cached_property
+    def ways(self) -> Ways:
+        """The imports between each file and the config."""
+        return ways_of(self.config)
 
     @cached_property
     def before(self) -> tuple[Config, Reading] | None:

@@ -214,7 +214,7 @@ def _steps(subject: Subject, source_key: str) -> tuple[Step, ...]:
     node = subject.config.root.get(source_key) if source_key else None
     if node is not None and node.target_location is not None and node.target is not None:
         return (Step("named", node.target_location),)
-    return tuple(steps_of(subject.config, source_key)) if source_key else ()
+    return tuple(steps_of(subject.config, source_key, subject.ways)) if source_key else ()
 
 
 def _before(subject: Subject, key: str) -> tuple[Any, Location] | None:
