@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from dslpar.core.errors import Finding, Location
@@ -72,6 +73,12 @@ def _why(part: str, path: str, first: int) -> Iterator[Finding]:
         yield finding(error.code, at, error.message, error.hint)
 
 
+@lru_cache(maxsize=4096)
+def _part_parses(part: str) -> bool:
+    """Return whether a statement parses. From one key stroke to the next, all statements but one are the same."""
+    return _parses(part)
+
+
 def _parses(text: str) -> bool:
     try:
         parse_quietly(text, "")
@@ -93,7 +100,7 @@ def _statements(lines: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
             (
                 more
                 for more in range(1, min(_MOST_JOINED, len(begins) - at) + 1)
-                if _parses("\n".join(lines[first : ends[at + more - 1]]))
+                if _part_parses("\n".join(lines[first : ends[at + more - 1]]))
             ),
             1,
         )
@@ -103,10 +110,10 @@ def _statements(lines: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
 
 def _replaced(part: list[str]) -> list[str]:
     """Return the lines of a statement, changed so that they parse."""
-    if _parses("\n".join(part)):
+    if _part_parses("\n".join(part)):
         return part
     for lines in _candidates(part):
-        if _parses("\n".join(lines)):
+        if _part_parses("\n".join(lines)):
             return lines
     assigned = _ASSIGNED.match(part[0])
     first = f"{assigned[1]} = {UNKNOWN}" if assigned else ""
