@@ -14,15 +14,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from dslpar.core.errors import COMMAND_LINE, Finding, Location
+from dslpar.core.errors import COMMAND_LINE, DslparError, Finding, Location
 from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.language.recovery import UNKNOWN, Recovered, recovered
 from dslpar.language.tree import Node
+from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.linter.check import Checked
 from dslpar.linter.config_files import is_config
+from dslpar.linter.problem import UnknownValueError
 from dslpar.linter.selection import Selection
 from dslpar.lsp.settings import Settings, settings_or_none
+
+_FITS = "FIT"
+"""Family of rules about memory: a layout that does not fit is a layout."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,17 @@ class Analysis:
     def config(self) -> Config:
         """The evaluated config."""
         return self.first.config
+
+    def job(self, world: int | None = None) -> Job | None:
+        """Return the job of a world, by default the first; None if the config has errors, but for what does not fit."""
+        world = world or next(iter(self.checked))
+        checked = self.checked[world]
+        if any(item.code.startswith(_FITS) for item in checked.findings):
+            checked = check.check(self.config, world, errors_only=True, forecasts=False)
+        try:
+            return None if checked.has_errors else checked.job
+        except (UnknownValueError, DslparError):
+            return None  # no world, or what lint could not tell
 
     @cached_property
     def files(self) -> frozenset[str]:

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dslpar.core.errors import DslparError, Location
+from dslpar.core.errors import Location
 from dslpar.forecast.device import GIB
 from dslpar.forecast.machine import MachineError, machine_of
 from dslpar.forecast.plan import Forecast, forecast
 from dslpar.forecast.workload import workload_of
 from dslpar.layout.resolve import Job
-from dslpar.linter.problem import UnknownValueError
 from dslpar.lsp.analysis import Analysis
 from dslpar.planner.report import seconds
 
@@ -34,7 +33,7 @@ class Hint(NamedTuple):
 
 def hints(analysis: Analysis) -> list[Hint]:
     """Return the hints of a config without errors, for its first world; none if that is not known."""
-    job = _job(analysis)
+    job = analysis.job()
     return [] if job is None else [*_hints(analysis, job)]
 
 
@@ -43,16 +42,8 @@ def summary(analysis: Analysis) -> tuple[Location, str] | None:
     place = _place(analysis, "parallel")
     if place is None:
         return None
-    texts = [_layout(analysis, job) for world in analysis.checked if (job := _job(analysis, world)) is not None]
+    texts = [_layout(analysis, job) for world in analysis.checked if (job := analysis.job(world)) is not None]
     return (place, " | ".join(texts)) if texts else None
-
-
-def _job(analysis: Analysis, world: int | None = None) -> Job | None:
-    checked = analysis.first if world is None else analysis.checked[world]
-    try:
-        return None if checked.has_errors else checked.job
-    except (UnknownValueError, DslparError):
-        return None
 
 
 def _forecast(analysis: Analysis, job: Job) -> Forecast | None:

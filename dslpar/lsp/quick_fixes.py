@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dslpar.core.errors import Finding, Fix, Location
@@ -124,6 +124,17 @@ def _moved(analysis: Analysis, text: str, key: str, to: str, texts: Mapping[str,
         return None
     after = _loaded(analysis, without, texts)
     return _applied(without, [source_edits.set_key(after, without, to, value, shorthands())])
+
+
+def with_keys(analysis: Analysis, words: Sequence[str], texts: Mapping[str, str]) -> str | None:
+    """Return the text with overrides such as `zero.stage=2` written into it; None if the file computes one of them."""
+    text: str | None = analysis.text
+    for word in words:
+        key, _, value = word.partition("=")
+        if text is not None:
+            config = _loaded(analysis, text, texts)
+            text = _applied(text, [source_edits.set_key(config, text, key, value, shorthands())])
+    return text
 
 
 def _loaded(analysis: Analysis, text: str, texts: Mapping[str, str]) -> Config:

@@ -7,7 +7,7 @@ each change; files that read the changed one are linted again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import unquote, urlparse
 
 from lsprotocol import types
@@ -21,6 +21,7 @@ from dslpar.lsp.completion import Item, completions
 from dslpar.lsp.cursor import place_at
 from dslpar.lsp.hints import hints, summary
 from dslpar.lsp.hover import explanation_at, key_at
+from dslpar.lsp.layouts import layouts, place_of
 from dslpar.lsp.quick_fixes import quick_fixes
 
 _SEVERITIES = {
@@ -38,6 +39,11 @@ _KINDS = {
 }
 _WITHOUT_EFFECT = "DEAD"
 """Family of rules about keys without effect, which editors show faded."""
+_ACTIONS = [
+    types.CodeActionKind.QuickFix,
+    types.CodeActionKind.SourceFixAll,
+    types.CodeActionKind.RefactorRewrite,
+]
 _CONFIG = (".py", ".yaml", ".yml")
 
 
@@ -233,10 +239,10 @@ def code_lens(ls: ConfigServer, params: types.CodeLensParams) -> list[types.Code
 
 @server.feature(
     types.TEXT_DOCUMENT_CODE_ACTION,
-    types.CodeActionOptions([types.CodeActionKind.QuickFix, types.CodeActionKind.SourceFixAll]),
+    types.CodeActionOptions(_ACTIONS),
 )
 def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types.CodeAction]:
-    """Offer the fixes of the findings at the cursor, and all fixes of the file."""
+    """Offer the fixes of the findings at the cursor, all fixes of the file, and on `parallel` other layouts."""
     uri = params.text_document.uri
     made = ls.config(uri)
     if made is None:
@@ -264,7 +270,23 @@ def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types
                 edit=types.WorkspaceEdit({uri: every}),
             )
         )
-    return actions
+    at = place_of(made)
+    if at is not None and _overlap(ls.range(document, at), params.range):
+        actions += [
+            types.CodeAction(
+                fix.title,
+                types.CodeActionKind.RefactorRewrite,
+                edit=types.WorkspaceEdit({uri: [ls.edit(document, fix.edit)]}),
+            )
+            for fix in layouts(made, texts)
+        ]
+    return [action for action in actions if _is_asked(action, params.context.only)]
+
+
+def _is_asked(action: types.CodeAction, only: Sequence[types.CodeActionKind | str] | None) -> bool:
+    """Return whether the client asks for this kind of actions: for it, or for one of those that contain it."""
+    kind = action.kind or ""
+    return only is None or any(not each or kind == each or kind.startswith(f"{each}.") for each in only)
 
 
 def _at(ls: ConfigServer, document: TextDocument, made: Analysis, cursor: types.Range) -> list[Shown]:

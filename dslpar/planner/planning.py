@@ -10,7 +10,7 @@ with its overrides passes lint, and resolves to the layout that was forecast.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, layout_settings, overrides, settings
 from dslpar.forecast.plan import Forecast, Machine, forecast
@@ -74,10 +74,12 @@ class Question:
     """Packages whose classes the config may import (`--trust`)."""
     by_program: bool = False
     """True if a program passes the model, so the config may have none (`--program`)."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Texts by real path that an editor has not saved yet."""
 
     def check(self, world_size: int, more: Sequence[str] = (), errors_only: bool = False) -> Checked:
         """Lint the config with `more` overrides."""
-        config = check.load(self.path, [*self.words, *more], trusted=self.trusted)
+        config = check.load(self.path, [*self.words, *more], trusted=self.trusted, texts=self.texts)
         return check.check(config, world_size, by_program=self.by_program, forecasts=False, errors_only=errors_only)
 
 
