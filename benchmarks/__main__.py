@@ -9,7 +9,16 @@ import sys
 from benchmarks.measure import HEADER
 
 NAMES = (
-    *("lint_speed", "lint_many", "plan_speed", "overhead", "tensor_speed", "one_device", "transformers_step"),
+    *(
+        "lint_speed",
+        "lint_many",
+        "lsp_speed",
+        "plan_speed",
+        "overhead",
+        "tensor_speed",
+        "one_device",
+        "transformers_step",
+    ),
     *("checkpoint_cost", "save_stall", "replica_check", "reshard_memory", "tokenize_speed", "generate_speed", "bubble"),
     *("schedule_overhead", "context_parallel", "host_time", "gloo_scheduling", "expert_exchange"),
 )

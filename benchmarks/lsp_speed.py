@@ -68,10 +68,11 @@ async def times(edits: int, more: int = 0) -> Times:
     client, arrived = LanguageClient("benchmark", "1"), asyncio.Event()
     version = 0
 
-    @client.feature(types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)
     def publish(params: types.PublishDiagnosticsParams) -> None:
         if params.version == version:
             arrived.set()
+
+    client.feature(types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)(publish)
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

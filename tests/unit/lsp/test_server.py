@@ -178,6 +178,28 @@ def test_completion_explanation_hints_and_fixes(tmp_path: Path) -> None:
     in_editor(tmp_path, use)
 
 
+def test_layouts_of_plan_are_actions_on_parallel(tmp_path: Path) -> None:
+    text = TEXT.replace("world-size=8", "world-size=8 device=h100-80g")
+
+    async def use(editor: Editor) -> None:
+        await editor.write("cfg.py", text)
+        for line, only, is_offered in [
+            (1, None, True),
+            (1, ["quickfix"], False),
+            (1, ["refactor"], True),
+            (2, None, False),
+        ]:
+            at = types.Range(types.Position(line, 0), types.Position(line, 0))
+            params = types.CodeActionParams(
+                types.TextDocumentIdentifier(editor.uri("cfg.py")), at, types.CodeActionContext([], only)
+            )
+            actions = await editor.client.text_document_code_action_async(params)
+            titles = [action.title for action in actions or ()]
+            assert any("times as fast" in title for title in titles) is is_offered, (line, only, titles)
+
+    in_editor(tmp_path, use)
+
+
 def test_places_are_in_the_client_s_units(tmp_path: Path) -> None:
     """UTF-16, unless the client asks for more: an emoji has two units there, and is one character here."""
 
