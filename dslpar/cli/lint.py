@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_world(parser, exclude="; without --hostfile: skip these files and folders (old,tmp_*.py)")
     arguments.add_program(parser)
     add_trust(parser)
-    arguments.add_format(parser, "text", "concise", "json", "github", "sarif")
+    arguments.add_format(parser, "text", "concise", "json", "github", "gitlab", "sarif")
     add = parser.add_argument
     add("--output-file", metavar="FILE", help="write the report to FILE; default: -, stdout")
     add("--color", choices=("auto", "always", "never"), default="auto", help="color the report; default: %(default)s")
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         found = check.lint(config, world_size, cluster=cluster, by_program=args.program)
         return [item for item in found if includes(item)]
 
-    if args.statistics and args.format in ("github", "sarif"):
+    if args.statistics and args.format in ("github", "gitlab", "sarif"):
         parser.error(f"--statistics goes with text, concise and json, not with {args.format}")
     stdin = _read_stdin(args, parser)
     args.operands = args.operands or ["."]
@@ -233,6 +233,10 @@ def _report(
     """Return the findings in the requested format."""
     if args.format == "github":
         return github(findings, os.environ)
+    if args.format == "gitlab":
+        from dslpar.linter.report.gitlab import gitlab
+
+        return gitlab(findings, sources, paths, os.environ)
     if args.format == "sarif":
         from dslpar.linter.report.sarif import sarif  # imports hashlib and urllib
 

@@ -83,7 +83,8 @@ class Finding(NamedTuple):
             field: getattr(self, field) for field in ("code", "name", "severity", "message", "help")
         }
         record["message"] = "\n    ".join((self.message, *self.details))
-        return record | self.location._asdict() | {"key": self.key}
+        edits = [self.fix.location._asdict() | {"text": self.fix.text}] if self.fix is not None else []
+        return record | self.location._asdict() | {"key": self.key, "fix": edits}
 
     def sort_key(self) -> tuple[object, ...]:
         """Return a key that sorts by file and line, then by code."""

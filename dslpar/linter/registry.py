@@ -7,8 +7,11 @@ memory or time are in `dslpar.planner.rules`.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 
+from dslpar.core import catalog
 from dslpar.core.catalog import Page, read_pages
 from dslpar.core.errors import Finding, Location
 from dslpar.linter.problem import Problem
@@ -69,6 +72,22 @@ def page_of(code: str) -> Rule | Page | None:
     """Return the page of a code or of a name; the letters' case does not matter."""
     wanted = code.lower()
     return next((page for page in pages() if wanted in (page.code.lower(), page.name)), None)
+
+
+@cache
+def url_of(code: str) -> str:
+    """Return the address of a code's page, a file of this installation; empty if there is no such code."""
+    from importlib.util import find_spec  # only reports for other programs ask
+
+    rule = next((rule for rule in RULES if rule.code == code), None)
+    package = catalog.__name__ if rule is None else rule.check.__module__.rpartition(".")[0]
+    spec = find_spec(package)
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in folders or ():
+        path = Path(folder, *([] if rule is None else ["pages"]), f"{code}.md")
+        if path.is_file():
+            return path.as_uri()
+    return ""
 
 
 def rule_finding(code: str, message: str, hint: str, location: Location, key: str = "") -> Finding:

@@ -14,8 +14,9 @@ from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 from pygls.workspace import TextDocument
 
-from dslpar.core.errors import Finding, Fix, Location, Severity
+from dslpar.core.errors import Fix, Location, Severity
 from dslpar.core.version import VERSION
+from dslpar.linter.registry import url_of
 from dslpar.lsp.analysis import Analysis, Shown, analysed
 from dslpar.lsp.completion import Item, completions
 from dslpar.lsp.cursor import place_at
@@ -112,7 +113,7 @@ class ConfigServer(LanguageServer):
             message=shown.message + help,
             severity=_severity(item.severity),
             code=item.code,
-            code_description=types.CodeDescription(href=page_of(item)) if page_of(item) else None,
+            code_description=types.CodeDescription(href=url_of(item.code)) if url_of(item.code) else None,
             source="dslpar",
             tags=[types.DiagnosticTag.Unnecessary] if item.code.startswith(_WITHOUT_EFFECT) else None,
         )
@@ -122,11 +123,6 @@ def path_of(uri: str) -> str | None:
     """Return the path of a file's URI; None for others."""
     parsed = urlparse(uri)
     return unquote(parsed.path) if parsed.scheme == "file" else None
-
-
-def page_of(item: Finding) -> str:
-    """Return the address of a rule's page; empty if it is not known."""
-    return f"https://dslpar.readthedocs.io/rules/{item.code.rstrip('0123456789')}.html#{item.code.lower()}-{item.name}"
 
 
 def _severity(severity: Severity) -> types.DiagnosticSeverity:

@@ -73,13 +73,37 @@ def _markdown(title: str, summary: str, sections: Mapping[str, str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+class Fingerprints:
+    """Hashes of findings that stay the same when their lines move; equal ones of a file are numbered in order."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self.lines = {path: text.split("\n") for path, text in sources.items()}
+        self.seen: Counter[str] = Counter()
+
+    def of(self, finding: Finding) -> str:
+        """Hash the code, the key and the text of the line."""
+        path, number = finding.location.path, finding.location.line
+        lines = self.lines.get(path, ())
+        line = lines[number - 1].strip() if number <= len(lines) and path != WORLD else ""
+        hashed = "\0".join((finding.code, finding.key, line)).encode("utf-8", "replace")
+        digest = hashlib.sha256(hashed).hexdigest()[:16]
+        self.seen[digest + path] += 1
+        return f"{digest}:{self.seen[digest + path]}"
+
+
+def physical_path(finding: Finding, configs: Sequence[str]) -> str:
+    """Return the file of a finding; that of the first config for a finding of no file."""
+    path = finding.location.path
+    return configs[0] if path in (COMMAND_LINE, WORLD) else path
+
+
 class _Results:
-    """The results of one run, in order; equal fingerprints are numbered."""
+    """The results of one run, in order."""
 
     def __init__(self, sources: Mapping[str, str], configs: Sequence[str], root: str) -> None:
         self.configs, self.root = configs, root
         self.lines = {path: text.split("\n") for path, text in sources.items()}
-        self.seen: Counter[str] = Counter()
+        self.fingerprints = Fingerprints(sources)
 
     def result(self, finding: Finding, index: int) -> dict[str, object]:
         result: dict[str, object] = {
@@ -88,7 +112,7 @@ class _Results:
             "level": _LEVELS[finding.severity],
             "message": {"text": message_with_help(finding)},
             "locations": [self.location(finding)],
-            "partialFingerprints": {"primaryLocationLineHash": self.fingerprint(finding)},
+            "partialFingerprints": {"primaryLocationLineHash": self.fingerprints.of(finding)},
             "properties": {"key": finding.key},
         }
         if finding.fix is not None:
@@ -131,13 +155,3 @@ class _Results:
             "description": {"text": f"write {fix.text!r}" if fix.text else "leave it out"},
             "artifactChanges": [change],
         }
-
-    def fingerprint(self, finding: Finding) -> str:
-        """Hash the code, the key and the text of the line, and number equal hashes of a file."""
-        path, number = finding.location.path, finding.location.line
-        lines = self.lines.get(path, ())
-        line = lines[number - 1].strip() if number <= len(lines) and path != WORLD else ""
-        hashed = "\0".join((finding.code, finding.key, line)).encode("utf-8", "replace")
-        digest = hashlib.sha256(hashed).hexdigest()[:16]
-        self.seen[digest + path] += 1
-        return f"{digest}:{self.seen[digest + path]}"

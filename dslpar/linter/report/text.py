@@ -37,7 +37,9 @@ def concise(findings: Sequence[Finding], sources: Sources, color: bool = False) 
 
 def as_json(findings: Sequence[Finding], sources: Sources, color: bool = False) -> str:
     """Return the list of records that other programs read."""
-    return json_text([finding.as_json() for finding in findings])
+    from dslpar.linter.registry import url_of  # a report without findings needs no rules
+
+    return json_text([finding.as_json() | {"url": url_of(finding.code)} for finding in findings])
 
 
 FORMATS: Mapping[str, Callable[[Sequence[Finding], Sources, bool], str]] = {

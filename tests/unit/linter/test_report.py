@@ -10,16 +10,19 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import jsonschema
 import pytest
 
 from dslpar.cli.main import main
+from dslpar.core.catalog import Page
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Fix, Location
-from dslpar.linter.registry import RULES
+from dslpar.linter.registry import RULES, pages, url_of
 from dslpar.linter.report import text as report_text
 from dslpar.linter.report.github import github
 from dslpar.linter.report.sarif import sarif
+from dslpar.linter.rule import Rule
 from tests.support.lint import MODEL, findings
 from tests.support.paths import ROOT
 from tests.support.rule_pages import sections
@@ -240,3 +243,56 @@ def test_a_long_line_is_cut_around_the_caret() -> None:
 def test_a_tab_keeps_the_caret_in_place() -> None:
     found = Finding("CFG102", "wrong-type", "error", "message", "fix", Location("f.py", 1, 3, 1, 4))
     assert report_text.block(found, {"f.py": "\tx1\n"}).splitlines()[2] == "      | \t ^"
+
+
+# JSON and GitLab --------------------------------------------------------------------------------------------------
+
+
+def test_json_has_the_edits_of_a_fix_and_the_address_of_the_page(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lint", "cfg.py", "--format", "json"]) == 1
+    found = {item["code"]: item for item in json.loads(capsys.readouterr().out)}
+    lines = BAD.split("\n")
+    (edit,) = found["CFG101"]["fix"]
+    assert lines[edit["line"] - 1][edit["column"] - 1 : edit["end_column"] - 1] == "pipline"
+    assert (edit["path"], edit["text"]) == ("cfg.py", "pipeline")
+    assert all(Path(item["url"].removeprefix("file://")).name == f"{code}.md" for code, item in found.items())
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.code)
+def test_every_code_has_an_address(page: Rule | Page) -> None:
+    path = Path(unquote(url_of(page.code).removeprefix("file://")))
+    assert page.text().strip().endswith(path.read_text().strip().splitlines()[-1])
+
+
+def test_no_address_of_an_unknown_code() -> None:
+    assert url_of("CFG999") == ""
+
+
+def test_gitlab_reads_the_report(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The required fields of a code quality report: description, check_name, fingerprint, severity, location."""
+    assert main(["lint", "cfg.py", "--format", "gitlab"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found
+    assert len({item["fingerprint"] for item in found}) == len(found)
+    for item in found:
+        assert set(item) == {"description", "check_name", "fingerprint", "severity", "location"}
+        assert item["severity"] in {"info", "minor", "major", "critical", "blocker"}
+        assert item["location"]["path"] == "cfg.py"
+        assert item["location"]["lines"]["begin"] >= 1
+    by_code = {item["check_name"].partition(" ")[0]: item for item in found}
+    assert by_code["CFG101"]["location"]["lines"] == {"begin": 2, "end": 2}
+    config.write_text("\n\n" + BAD)
+    assert main(["lint", "cfg.py", "--format", "gitlab"]) == 1
+    moved = json.loads(capsys.readouterr().out)
+    assert [item["fingerprint"] for item in moved] == [item["fingerprint"] for item in found]
+
+
+def test_gitlab_s_paths_are_those_of_the_checkout(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI_PROJECT_DIR", str(config.parent.parent))
+    assert main(["lint", "cfg.py", "--format", "gitlab", "--world-size", "6"]) == 1
+    paths = {item["location"]["path"] for item in json.loads(capsys.readouterr().out)}
+    assert paths == {f"{config.parent.name}/cfg.py"}

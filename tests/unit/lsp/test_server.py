@@ -96,7 +96,7 @@ def test_findings_follow_each_change(tmp_path: Path) -> None:
         assert (found.code, found.source, found.severity) == ("CFG101", "dslpar", types.DiagnosticSeverity.Error)
         assert (found.range.start.line, found.range.start.character) == (2, 39)
         assert found.code_description is not None
-        assert found.code_description.href.endswith("CFG.html#cfg101-unknown-key")
+        assert found.code_description.href.endswith("/dslpar/linter/rules/pages/CFG101.md")
         assert await editor.write("cfg.py", TEXT) == []
 
     in_editor(tmp_path, use)
