@@ -10,10 +10,12 @@ Numbers of ranks are offered if the config is legal with them in its first world
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Literal, NamedTuple
 
+from dslpar.forecast.device import DEVICES
 from dslpar.language.load import load_text
 from dslpar.language.tree import Node
 from dslpar.linter import check
@@ -51,6 +53,40 @@ def completions(analysis: Analysis, place: Place, texts: Mapping[str, str]) -> l
     if place.kind == "key":
         return [*_keys(analysis, place)]
     return [*_values(analysis, place)]
+
+
+# ---- the first comment ----
+
+_COMMENT = re.compile(r"#\s*(?P<settings>dslpar:(?:\s+[\w-]+=\S+)*\s+)?(?:(?P<name>[\w-]+)=)?(?P<word>[\w:,-]*)\Z")
+_SETTINGS = {
+    "world-size": "Number of ranks; several, separated by commas, are linted at once.",
+    "device": "Device of all ranks, as in cluster.device.",
+}
+
+
+def settings_at(text: str, line: int, column: int) -> tuple[str, list[Item]] | None:
+    """Return the word before the cursor and what may be written in the comment of settings; None elsewhere.
+
+    Such a comment stands before the first statement (`dslpar.lsp.settings`).
+    """
+    lines = text.split("\n")[:line]
+    if not lines or any(each.strip() and not each.startswith("#") for each in lines):
+        return None
+    match = _COMMENT.match(lines[-1][: column - 1])
+    if match is None:
+        return None
+    word, name = match["word"], match["name"]
+    if match["settings"] is None:
+        return (
+            (word, [Item("dslpar:", "dslpar: world-size=$0", "value", help=_SETTINGS["world-size"])])
+            if not name
+            else None
+        )
+    if name == "device":
+        return word, [Item(each, each, "value") for each in DEVICES]
+    if name is not None:
+        return None
+    return word, [Item(f"{each}=", f"{each}=$0", "key", help=help) for each, help in _SETTINGS.items()]
 
 
 # ---- keys ----
@@ -126,8 +162,29 @@ def _values(analysis: Analysis, place: Place) -> Iterator[Item]:
             yield from (Item(text, text, "value", "") for text in ("True", "False"))
     if key in _SIZES and not place.quote:
         yield from _legal_sizes(analysis, key)
+    if known is not None and (known.description == "a path" or key in _PATHS):
+        yield from _paths(place)
     if known is None and _is_section(key) and not place.quote:
         yield Item("dict()", "dict($0)", "section")
+
+
+_PATHS = ("model.pretrained", "train.output_dir", "checkpoint.resume_from")
+"""Keys of other types that take a path."""
+
+
+def _paths(place: Place) -> Iterator[Item]:
+    """Yield the files and folders of the folder that the word before the cursor is in.
+
+    Paths are relative to the working folder, which is where a run starts.
+    """
+    folder, slash, _ = place.word.rpartition("/")
+    try:
+        with os.scandir((folder or "/") if slash else ".") as entries:
+            found = sorted((each.name, each.is_dir()) for each in entries if not each.name.startswith("."))
+    except OSError:
+        return  # no such folder, which lint reports
+    for name, is_folder in found:
+        yield _string(place, f"{folder}{slash}{name}" + ("/" if is_folder else ""), "file", "")
 
 
 def _is_section(key: str) -> bool:
@@ -142,10 +199,11 @@ def _string(place: Place, name: str, kind: Kind, help: str) -> Item:
 def _models() -> Iterable[tuple[str, str]]:
     yield from ((name, (cls.__doc__ or "").partition("\n")[0]) for name, cls in families.sections().items())
     yield "Sequential", "A list of layers: layers_cfg."
-    from dslpar.schema.transformers_policies import POLICIES
+    from dslpar.schema.transformers_policies import DERIVED, POLICIES
 
     yield from (
-        (f"transformers.{name}", "A class of transformers, which a policy shards.") for name in sorted(POLICIES)
+        (f"transformers.{name}", "A class of transformers, which a policy shards.")
+        for name in sorted({*POLICIES, *DERIVED})
     )
 
 
@@ -159,6 +217,7 @@ _TYPES_OF: Mapping[str, Callable[[], Iterable[tuple[str, str]]]] = {
         *((name, "") for name in sections.LR_SCHEDULERS),
         *((name, "") for name, row in LR_SCHEDULERS.items() if not row.refused),
     ],
+    "cluster.device": lambda: [(name, f"{device.memory_gib} GiB") for name, device in DEVICES.items()],
     "data.type": lambda: [(name, (cls.__doc__ or "").partition("\n")[0]) for name, cls in datasets.DATASETS.items()],
 }
 _SIZES = (

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from lsprotocol import types
+from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
 from pygls.workspace import TextDocument
 
@@ -18,11 +20,12 @@ from dslpar.core.errors import Fix, Location, Severity
 from dslpar.core.version import VERSION
 from dslpar.linter.registry import url_of
 from dslpar.lsp.analysis import Analysis, Shown, analysed
-from dslpar.lsp.completion import Item, completions
+from dslpar.lsp.completion import Item, completions, settings_at
 from dslpar.lsp.cursor import place_at
 from dslpar.lsp.hints import hints, summary
 from dslpar.lsp.hover import explanation_at, key_at
 from dslpar.lsp.layouts import layouts, place_of
+from dslpar.lsp.names import Names, RefusedError, Symbol, foldable
 from dslpar.lsp.quick_fixes import quick_fixes
 
 _SEVERITIES = {
@@ -45,6 +48,8 @@ _ACTIONS = [
     types.CodeActionKind.SourceFixAll,
     types.CodeActionKind.RefactorRewrite,
 ]
+EXPLAIN = "dslpar.explainRule"
+"""Command that opens a rule's page; its argument is the code."""
 _CONFIG = (".py", ".yaml", ".yml")
 
 
@@ -86,7 +91,25 @@ class ConfigServer(LanguageServer):
         made = self.analyses.get(uri)
         return made if made is not None and made.is_config else None
 
+    def names(self) -> Names:
+        """Return the variables of the configs below the client's folders."""
+        folders = [path for uri in self.workspace.folders if (path := path_of(uri)) is not None]
+        return Names(folders, self.texts)
+
+    def symbol(self, names: Names, params: types.TextDocumentPositionParams) -> Symbol | None:
+        """Return the variable at a request's position, if its file is a config."""
+        made = self.config(params.text_document.uri)
+        document = self.workspace.get_text_document(params.text_document.uri)
+        return names.at(made.path, *self.character(document, params.position)) if made is not None else None
+
     # ---- places ----
+
+    def location(self, at: Location) -> types.Location:
+        """Return a place of any file: under the URI by which the client has opened the file, if it has."""
+        real = os.path.realpath(at.path)
+        opened = (uri for uri in self.workspace.text_documents if os.path.realpath(path_of(uri) or "") == real)
+        uri = next(opened, Path(real).as_uri())
+        return types.Location(uri, self.range(self.workspace.get_text_document(uri), at))
 
     def range(self, document: TextDocument, at: Location) -> types.Range:
         """Return a place in the client's units."""
@@ -173,6 +196,11 @@ def complete(ls: ConfigServer, params: types.CompletionParams) -> types.Completi
     if made is None:
         return None
     line, column = ls.character(document, params.position)
+    of_comment = settings_at(document.source, line, column)
+    if of_comment is not None:
+        word, items = of_comment
+        at = ls.range(document, Location(made.path, line, column - len(word), line, column))
+        return types.CompletionList(is_incomplete=False, items=[_completion(item, at) for item in items])
     place = place_at(document.source, line, column)
     if place is None or (place.kind == "name" and made.text.strip() and not made.is_config):
         return None
@@ -256,6 +284,16 @@ def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types
         for each in _at(ls, document, made, params.range)
         for fix in quick_fixes(made, each.finding, texts)
     ]
+    codes = dict.fromkeys(each.finding.code for each in _at(ls, document, made, params.range))
+    actions += [
+        types.CodeAction(
+            f"dslpar: explain {code}",
+            types.CodeActionKind.QuickFix,
+            command=types.Command(f"explain {code}", EXPLAIN, arguments=[code]),
+        )
+        for code in codes
+        if url_of(code)
+    ]
     own = [each.finding.fix for each in _own(made) if each.finding.fix is not None]
     every = [ls.edit(document, fix) for fix in own if fix.location.path == made.path]
     if every:
@@ -302,17 +340,72 @@ def _overlap(one: types.Range, other: types.Range) -> bool:
 
 @server.feature(types.TEXT_DOCUMENT_DEFINITION)
 def definition(ls: ConfigServer, params: types.DefinitionParams) -> types.Location | None:
-    """Go to where the value of a key was written, through names and imports."""
+    """Go to the file of an import, to where a variable is assigned, or to where the value of a key was written."""
     made = ls.config(params.text_document.uri)
     if made is None:
         return None
     document = ls.workspace.get_text_document(params.text_document.uri)
-    key = key_at(made, *ls.character(document, params.position))
+    at = ls.character(document, params.position)
+    names = ls.names()
+    file = names.file_at(made.path, *at)
+    if file is not None:
+        return ls.location(Location(file))
+    symbol = names.at(made.path, *at)
+    place = names.definition(symbol) if symbol is not None else None
+    if place is not None:
+        return ls.location(place)
+    key = key_at(made, *at)
     if key is None or key.node.location.path.startswith("<"):
         return None
-    at = key.node.location
-    uri = params.text_document.uri if at.path == made.path else f"file://{os.path.realpath(at.path)}"
-    return types.Location(uri, ls.range(ls.workspace.get_text_document(uri), at))
+    return ls.location(key.node.location)
+
+
+@server.feature(types.TEXT_DOCUMENT_REFERENCES)
+def references(ls: ConfigServer, params: types.ReferenceParams) -> list[types.Location]:
+    """List the places of a variable, in every config that reads it."""
+    names = ls.names()
+    symbol = ls.symbol(names, params)
+    if symbol is None:
+        return []
+    assigned = None if params.context.include_declaration else names.definition(symbol)
+    return [ls.location(at) for at in names.occurrences(symbol) if at != assigned]
+
+
+@server.feature(types.TEXT_DOCUMENT_RENAME)
+def rename(ls: ConfigServer, params: types.RenameParams) -> types.WorkspaceEdit | None:
+    """Rename a variable, in every config that reads it."""
+    names = ls.names()
+    symbol = ls.symbol(names, params)
+    if symbol is None:
+        return None
+    try:
+        places = names.rename(symbol, params.new_name)
+    except RefusedError as error:
+        raise JsonRpcException(str(error), types.LSPErrorCodes.RequestFailed) from error
+    changes: dict[str, list[types.TextEdit]] = {}
+    for at in map(ls.location, places):
+        changes.setdefault(at.uri, []).append(types.TextEdit(at.range, params.new_name))
+    return types.WorkspaceEdit(changes)
+
+
+@server.feature(types.TEXT_DOCUMENT_FOLDING_RANGE)
+def folding_ranges(ls: ConfigServer, params: types.FoldingRangeParams) -> list[types.FoldingRange]:
+    """Fold sections, calls, lists and comments that take several lines."""
+    document = ls.workspace.get_text_document(params.text_document.uri)
+    return [
+        types.FoldingRange(first - 1, last - 1, kind=types.FoldingRangeKind.Comment if is_comment else None)
+        for first, last, is_comment in foldable(document.source, document.path)
+    ]
+
+
+@server.command(EXPLAIN)
+async def explain_rule(ls: ConfigServer, code: str) -> bool:
+    """Open the page of a rule in the editor."""
+    url = url_of(code)
+    if not url:
+        return False
+    shown = await ls.window_show_document_async(types.ShowDocumentParams(uri=url, external=url.startswith("http")))
+    return shown.success
 
 
 @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)

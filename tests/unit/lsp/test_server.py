@@ -47,7 +47,10 @@ class Editor:
 
     async def start(self) -> None:
         await self.client.start_io(sys.executable, "-c", START, str(ROOT))
-        await self.client.initialize_async(types.InitializeParams(capabilities=types.ClientCapabilities()))
+        folder = types.WorkspaceFolder(self.folder.as_uri(), "tests")
+        await self.client.initialize_async(
+            types.InitializeParams(capabilities=types.ClientCapabilities(), workspace_folders=[folder])
+        )
         self.client.initialized(types.InitializedParams())
 
     async def write(self, name: str, text: str) -> list[types.Diagnostic]:
@@ -170,10 +173,18 @@ def test_completion_explanation_hints_and_fixes(tmp_path: Path) -> None:
         context = types.CodeActionContext([])
         actions = await client.text_document_code_action_async(types.CodeActionParams(document, whole, context))
         titles = [action.title for action in actions or ()]
-        assert titles == ["did you mean 'hidden_size'? (CFG101)", "dslpar: fix all (1)"]
+        assert titles == [
+            "did you mean 'hidden_size'? (CFG101)",
+            "dslpar: explain CFG101",
+            "dslpar: fix all (1)",
+        ]
         await editor.write("cfg.py", TEXT.replace("num_heads=4", "num_heads=6").replace("size=2,", "size=4,"))
         actions = await client.text_document_code_action_async(types.CodeActionParams(document, whole, context))
-        assert [action.title for action in actions or ()] == ["num_heads=4 (TEN201)", "num_heads=8 (TEN201)"]
+        assert [action.title for action in actions or ()] == [
+            "num_heads=4 (TEN201)",
+            "num_heads=8 (TEN201)",
+            "dslpar: explain TEN201",
+        ]
 
     in_editor(tmp_path, use)
 
@@ -206,5 +217,104 @@ def test_places_are_in_the_client_s_units(tmp_path: Path) -> None:
     async def use(editor: Editor) -> None:
         (found,) = await editor.write("cfg.py", TEXT + "name = '\U0001f600'; zero = dict(stge=1)\n")
         assert (found.range.start.line, found.range.start.character) == (4, len("name = '__'; zero = dict("))
+
+    in_editor(tmp_path, use)
+
+
+def test_variables_across_files_are_found_and_renamed(tmp_path: Path) -> None:
+    async def use(editor: Editor) -> None:
+        (tmp_path / "common.py").write_text("heads = 4\ntwice = [heads for _ in range(2)]\n")
+        (tmp_path / "other.py").write_text("from .common import heads as n\ntrain = dict(steps=n)\n")
+        (tmp_path / "base.py").write_text("def heads(heads):\n    return heads\nbatch = dict(global_size=16)\n")
+        text = TEXT.replace("parallel", "from .common import heads\nparallel", 1).replace(
+            "num_heads=4", "num_heads=heads"
+        )
+        await editor.write("cfg.py", text)
+        client = editor.client
+        place = editor.at("cfg.py", 3, text.split("\n")[3].index("=heads") + 2)
+        found = await client.text_document_definition_async(types.DefinitionParams(**place))
+        assert isinstance(found, types.Location)
+        assert found.uri == editor.uri("common.py")
+        assert found.range.start == types.Position(0, 0)
+        of_import = await client.text_document_definition_async(types.DefinitionParams(**editor.at("cfg.py", 1, 8)))
+        assert isinstance(of_import, types.Location)
+        assert of_import.uri == editor.uri("common.py")
+
+        every = await client.text_document_references_async(
+            types.ReferenceParams(context=types.ReferenceContext(include_declaration=True), **place)
+        )
+        places = {(Path(each.uri).name, each.range.start.line, each.range.start.character) for each in every or []}
+        column = text.split("\n")[3].index("=heads") + 1
+        assert places == {
+            ("common.py", 0, 0),
+            ("common.py", 1, 9),
+            ("cfg.py", 1, 20),
+            ("cfg.py", 3, column),
+            ("other.py", 0, 20),
+            ("other.py", 0, 29),
+            ("other.py", 1, 19),
+        }
+        made = await client.text_document_rename_async(types.RenameParams(new_name="width", **place))
+        assert made is not None
+        assert {Path(uri).name: len(edits) for uri, edits in (made.changes or {}).items()} == {
+            "common.py": 2,
+            "cfg.py": 2,
+            "other.py": 1,
+        }
+        for name, why in (("model", "is a section"), ("if", "is no name"), ("twice", "has 'twice' already")):
+            with pytest.raises(Exception, match=why):
+                await client.text_document_rename_async(types.RenameParams(new_name=name, **place))
+        with pytest.raises(Exception, match="'parallel' is a section"):
+            await client.text_document_rename_async(types.RenameParams(new_name="x", **editor.at("cfg.py", 2, 3)))
+
+    in_editor(tmp_path, use)
+
+
+def test_folds_and_the_action_that_explains_a_rule(tmp_path: Path) -> None:
+    async def use(editor: Editor) -> None:
+        text = TEXT.replace("num_heads=4", "num_heads=5") + "train = dict(\n    steps=3,\n)\n# one\n# two\n"
+        found = await editor.write("cfg.py", text)
+        document = types.TextDocumentIdentifier(editor.uri("cfg.py"))
+        folds = await editor.client.text_document_folding_range_async(types.FoldingRangeParams(document))
+        assert {(each.start_line, each.end_line, each.kind) for each in folds or []} == {
+            (4, 6, None),
+            (7, 8, types.FoldingRangeKind.Comment),
+        }
+        (heads,) = [each for each in found if each.code == "TEN205"]
+        actions = await editor.client.text_document_code_action_async(
+            types.CodeActionParams(document, heads.range, types.CodeActionContext(diagnostics=[]))
+        )
+        assert "dslpar: explain TEN205" in [each.title for each in actions or ()]
+        shown = []
+
+        @editor.client.feature(types.WINDOW_SHOW_DOCUMENT)
+        def show(params: types.ShowDocumentParams) -> types.ShowDocumentResult:
+            shown.append(params.uri)
+            return types.ShowDocumentResult(True)
+
+        result = await editor.client.workspace_execute_command_async(
+            types.ExecuteCommandParams("dslpar.explainRule", arguments=["TEN205"])
+        )
+        assert result is True
+        assert shown[0].endswith("/TEN205.md")
+
+    in_editor(tmp_path, use)
+
+
+def test_settings_devices_and_paths_are_completed(tmp_path: Path) -> None:
+    async def use(editor: Editor) -> None:
+        async def labels(text: str) -> list[str]:
+            await editor.write("cfg.py", text)
+            lines = text.split("\n")
+            place = editor.at("cfg.py", len(lines) - 1, len(lines[-1]))
+            made = await editor.client.text_document_completion_async(types.CompletionParams(**place))
+            return [each.label for each in made.items] if isinstance(made, types.CompletionList) else []
+
+        assert await labels("# ") == ["dslpar:"]
+        assert await labels("# dslpar: wor") == ["world-size=", "device="]
+        assert "h100-80g" in await labels("# dslpar: world-size=8 device=h")
+        assert "h100-80g" in await labels("cluster = dict(device='")
+        assert await labels("x = 1\n# ") == []
+        assert f"{ROOT}/configs/" in await labels(f"data = dict(type='text', path='{ROOT}/con")
 
     in_editor(tmp_path, use)
