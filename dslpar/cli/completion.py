@@ -89,6 +89,8 @@ SCRIPTS: Mapping[str, str] = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 """Script by shell."""
 
 _CONFIGS = (".py", ".yaml", ".yml", ".json")
+_OF_CONFIGS = frozenset({"config", "diff", "launch", "lint", "plan", "prove", "show"})
+"""Commands whose operands are configs and overrides."""
 _FOLDERS = frozenset({"DIR", "FOLDER", "RUN", "OUTPUT_DIR"})
 _FILES = frozenset({"FILE", "PATH", "OUT", "SRC", "CFG"})
 
@@ -119,7 +121,7 @@ def print_candidates(words: Sequence[str], commands: Mapping[str, str], modules:
     """
     for word, help in candidates(words, commands, modules):
         if "\n" not in word:
-            print(f"{visible(word)}\t{' '.join(help.split())}" if help else visible(word))
+            print(visible(word), *([visible(" ".join(help.split()))] if help else []), sep="\t")
     return 0
 
 
@@ -133,6 +135,9 @@ def candidates(words: Sequence[str], commands: Mapping[str, str], modules: Mappi
     name = before.pop(0)
     if name not in commands:
         return []
+    operand = bool(before) and not last.startswith("-") and not before[-1].startswith("-")
+    if operand and name in _OF_CONFIGS and any(word.endswith(_CONFIGS) for word in before):
+        return [*_paths(last, _CONFIGS), *_keys(last)]  # as the parser would say, after 60 ms of imports
     command = importlib.import_module(f"dslpar.cli.{modules.get(name, name)}")
     found: list[Candidate] = []
     if actions := getattr(command, "ACTIONS", None):

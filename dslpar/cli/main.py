@@ -53,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[:1] == ["help"]:  # as git, cargo and ruff have it
         argv = [*argv[1:], "--help"]
     if argv[:1] == ["__complete"]:  # of the scripts that `dslpar completion` prints
-        from dslpar.cli import completion
-
-        return completion.print_candidates(argv[1:], COMMANDS, _KEYWORDS)
+        answer = importlib.import_module("dslpar.cli.completion").print_candidates
+        status: int = answer(argv[1:], COMMANDS, _KEYWORDS)
+        return status
     if not argv or argv[0] not in COMMANDS:
         return _no_command(argv)
     try:
