@@ -47,7 +47,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $(BEGUN)
 	@echo "installing torch, DeepSpeed and the tools"
 	@$(PIP) torch setuptools wheel
-	@$(PIP) --no-build-isolation --config-settings editable_mode=compat --editable '.[mpi,test,docs]'
+	@$(PIP) --no-build-isolation --config-settings editable_mode=compat --editable '.[train,mpi,test,docs]'
 	@$(BIN)/python -m compileall -q dslpar layers
 	@rm -f $(BEGUN)
 	@touch $(STAMP)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from dslpar.core import requirements
 from dslpar.core.version import VERSION
 
 __version__ = VERSION
@@ -74,4 +75,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'dslpar' has no attribute {name!r}")
     module, attribute = _HOMES[name]
-    return getattr(import_module(module), attribute)
+    try:
+        return getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise requirements.reraise(error, f"dslpar.{name}") from None

@@ -18,6 +18,11 @@ if __name__ != "dslpar.layers":
         f"import this package as dslpar.layers, not as {__name__}: a second copy of its classes would not match"
     )
 
+from dslpar.core.requirements import explain_missing
+
+if _MISSING := explain_missing("dslpar.layers", "torch"):
+    raise ImportError(_MISSING, name="torch")
+
 from dslpar.layers.activation_sharding import from_inner, from_residual, to_inner, to_residual
 from dslpar.layers.affine import Affine
 from dslpar.layers.attention import Attention

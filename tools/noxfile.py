@@ -37,7 +37,7 @@ def bounds() -> dict[str, str]:
     """Return the lower bound of each runtime dependency of setup.cfg."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    lines = setup["options"]["install_requires"].split("\n")
+    lines = [*setup["options"]["install_requires"].split("\n"), *setup["options.extras_require"]["train"].split("\n")]
     return dict(re.match(r"([\w.-]+)>=([\w.]+)", line).groups() for line in lines if line)  # type: ignore[union-attr, misc]
 
 
@@ -59,7 +59,7 @@ def tests(session: nox.Session, torch: str) -> None:
     session.install("--constraint", str(constraints), "torch", "setuptools", "wheel")
     session.install(
         *("--constraint", str(constraints), "--no-build-isolation", "--config-settings", "editable_mode=compat"),
-        *("--editable", f"{ROOT}[mpi,test]"),
+        *("--editable", f"{ROOT}[train,mpi,test]"),
     )
     report = Path(session.virtualenv.location) / "report.xml"
     report.unlink(missing_ok=True)

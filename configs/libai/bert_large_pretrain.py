@@ -5,7 +5,7 @@
 #   deepspeed --num_gpus 8 train.py --config configs/libai/bert_large_pretrain.py
 #
 # Data parallel 2 x tensor parallel 2 x pipeline 2. Text is byte by byte: data.tokenizer='bert-large-uncased', a folder
-# with its tokenizer.json, trains on word pieces. pip install dslpar[hf].
+# with its tokenizer.json, trains on word pieces. pip install dslpar[train,hf].
 # Batch: 8 (micro) x 16 (accumulation) x 2 (data) = 256 sequences a step, of 512 tokens each.
 
 from transformers import BertConfig, BertForPreTraining

@@ -4,7 +4,7 @@
 #   dslpar lint configs/libai/mae_pretraining.py --world-size 8
 #   deepspeed --num_gpus 8 train.py --config configs/libai/mae_pretraining.py data.path=/datasets/imagenet/train
 #
-# Data parallel 4 x tensor parallel 2. Images are a folder for each class; pip install dslpar[hf].
+# Data parallel 4 x tensor parallel 2. Images are a folder for each class; pip install dslpar[train,hf].
 # Batch: 128 (micro) x 8 (accumulation) x 4 (data) = 4,096 images a step.
 
 from transformers import ViTMAEConfig, ViTMAEForPreTraining

@@ -3,7 +3,7 @@
 #   dslpar lint configs/libai/swin_imagenet.py --world-size 8
 #   deepspeed --num_gpus 8 train.py --config configs/libai/swin_imagenet.py data.path=/datasets/imagenet/train
 #
-# Data parallel 8: the first layers have 3 heads, which two tensor ranks do not divide. pip install dslpar[hf].
+# Data parallel 8: the first layers have 3 heads, which two tensor ranks do not divide. pip install dslpar[train,hf].
 # Batch: 128 (micro) x 1 (accumulation) x 8 (data) = 1,024 images a step.
 
 from ..common.models.swin.swin_tiny_patch4_window7_224 import model

@@ -3,7 +3,7 @@
 #   dslpar lint configs/libai/vit_imagenet.py --world-size 8
 #   deepspeed --num_gpus 8 train.py --config configs/libai/vit_imagenet.py data.path=/datasets/imagenet/train
 #
-# Data parallel 4 x tensor parallel 2. Images are a folder for each class; pip install dslpar[hf].
+# Data parallel 4 x tensor parallel 2. Images are a folder for each class; pip install dslpar[train,hf].
 # Batch: 128 (micro) x 2 (accumulation) x 4 (data) = 1,024 images a step.
 
 from ..common.models.vit.vit_base_patch16_224 import model

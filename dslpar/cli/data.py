@@ -13,8 +13,6 @@ import sys
 import time
 from collections.abc import Mapping
 
-from tqdm import tqdm
-
 from dslpar.cli import arguments
 from dslpar.cli.action import Action
 from dslpar.core.catalog import finding
@@ -79,6 +77,8 @@ class _Bar:
     """A progress bar over bytes of text, shown on a terminal."""
 
     def __enter__(self) -> _Bar:
+        from tqdm import tqdm  # of the extra `train`: `show` works without
+
         self._bar = tqdm(unit="B", unit_scale=True, disable=not sys.stderr.isatty(), leave=False)
         return self
 

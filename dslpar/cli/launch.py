@@ -24,6 +24,7 @@ from dslpar.cluster.command import DEFAULT_PORT, MODULE
 from dslpar.cluster.hostfile import Cluster
 from dslpar.cluster.launchers import LAUNCHERS
 from dslpar.cluster.request import Launch, LocalFacts, Request
+from dslpar.core import requirements
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding, has_errors
 from dslpar.core.project import add_trust
@@ -119,6 +120,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("--node-rank goes with --no-ssh")
     _refuse_flags_of_another_program(args, parser)
     prepared = _prepare(args, parser)
+    if prepared and _checks_paths(args, prepared.request.cluster, prepared.facts):  # ranks run this Python, here
+        missing = requirements.explain_missing("dslpar launch", "torch", "deepspeed")
+        if missing:
+            sys.stderr.write(missing + "\n")
+            return 2
     if prepared is None:
         return certificate.STATUS[certificate.REFUSED] if args.prove else 1
     try:

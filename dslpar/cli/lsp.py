@@ -23,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Serve until the editor ends the server."""
-    try:
-        from dslpar.lsp.server import start
-    except ImportError as error:
-        parser.error(f"the language server needs {error.name}: pip install 'dslpar[lsp]'")
+    from dslpar.lsp.server import start  # needs pygls
+
     start()
     return 0

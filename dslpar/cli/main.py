@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from dslpar.core import requirements
 from dslpar.core.argument_parser import ArgumentParser
 from dslpar.core.suggest import did_you_mean
 from dslpar.core.version import VERSION
@@ -29,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "measure": "time matrix products, memory and all-reduces on this machine's devices, for plan",
     "config": "print every value of a config and its origin; --reference: every key",
     "schema": "print the JSON Schema of configs, for editors of YAML and JSON",
+    "completion": "print a script for bash, zsh or fish, which complete commands, flags, files and keys",
     "lsp": "serve an editor: findings, completion, values and fixes while you write a config",
     "diff": "print the differences between two configs, and their consequences",
     "launch": "check a config, print the launcher's command line, and run it",
@@ -50,9 +52,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["help"]:  # as git, cargo and ruff have it
         argv = [*argv[1:], "--help"]
+    if argv[:1] == ["__complete"]:  # of the scripts that `dslpar completion` prints
+        answer = importlib.import_module("dslpar.cli.completion").print_candidates
+        status: int = answer(argv[1:], COMMANDS, _KEYWORDS)
+        return status
     if not argv or argv[0] not in COMMANDS:
         return _no_command(argv)
-    name, *argv = argv
+    try:
+        return _run_command(*argv)
+    except ModuleNotFoundError as error:  # whatever command needs it, and wherever: the one place that reports it
+        message = requirements.explain(error.name or "", f"dslpar {argv[0]}")
+        if not message:
+            raise
+        sys.stderr.write(message + "\n")
+        return 2
+
+
+def _run_command(name: str, *arguments: str) -> int:
+    """Run the command with this name; return the exit status."""
+    argv = list(arguments)
     command = importlib.import_module(f"dslpar.cli.{_KEYWORDS.get(name, name)}")
     description = COMMANDS[name]
     if actions := getattr(command, "ACTIONS", None):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from dslpar.core import requirements
 from dslpar.schema.families import FAMILIES, class_of
 
 if TYPE_CHECKING:
@@ -31,9 +32,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in FAMILIES:
-        return class_of(name, "model")
-    for module, names in _NAMES.items():
-        if name in names:
-            return getattr(import_module(f"dslpar.models.{module}"), name)
+    try:
+        if name in FAMILIES:
+            return class_of(name, "model")
+        for module, names in _NAMES.items():
+            if name in names:
+                return getattr(import_module(f"dslpar.models.{module}"), name)
+    except ModuleNotFoundError as error:
+        raise requirements.reraise(error, f"dslpar.models.{name}") from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from dslpar.distributed.bootstrap import exit_process
-from dslpar.training.main import main
+import sys
+
+from dslpar.core.requirements import explain_missing
 
 if __name__ == "__main__":
+    if missing := explain_missing("dslpar.training", "torch", "deepspeed"):
+        sys.exit(missing)
+    from dslpar.distributed.bootstrap import exit_process
+    from dslpar.training.main import main
+
     exit_process(main())

@@ -1,9 +1,11 @@
-"""tools/pre_commit.py and .pre-commit-hooks.yaml: the hooks run on a list of files, without any package."""
+"""`.pre-commit-hooks.yaml`: the hooks run on a list of files, and pre-commit installs and runs them."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +35,7 @@ def test_the_hooks_run_on_a_list_of_files(tmp_path: Path, capsys: pytest.Capture
         for name in ("tests/test_x.py", "configurable.py", "myconfigs.py", "a/config_loader.py", "config.json"):
             assert not re.search(hook["files"], name), name
         program, *argv = hook["entry"].split()
-        assert program == "tools/pre_commit.py"
+        assert (program, hook["language"]) == ("dslpar", "python")
         good, bad, part = tmp_path / "good.py", tmp_path / "bad.py", tmp_path / "part.py"
         good.write_text(MODEL)
         bad.write_text(MODEL.replace("num_heads", "num_head"))
@@ -44,22 +46,45 @@ def test_the_hooks_run_on_a_list_of_files(tmp_path: Path, capsys: pytest.Capture
     capsys.readouterr()
 
 
-def hook(*argv: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run `tools/pre_commit.py` in a Python without packages, from another folder."""
-    program = [sys.executable, "-S", str(ROOT / "tools/pre_commit.py")]
-    return subprocess.run([*program, *map(str, argv)], capture_output=True, text=True, cwd="/")
+def run(*command: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("GIT_")}
+    return subprocess.run(command, cwd=cwd, env=env | environ, capture_output=True, text=True, timeout=300)
 
 
-def test_the_hook_program_needs_no_package(tmp_path: Path) -> None:
-    assert os.access(ROOT / "tools/pre_commit.py", os.X_OK)
-    good, bad, in_yaml = tmp_path / "good.py", tmp_path / "bad.py", tmp_path / "a.yaml"
-    good.write_text(MODEL)
-    bad.write_text(MODEL.replace("num_heads", "num_head"))
-    in_yaml.write_text("model: {type: GPT}\n")
-    assert hook("lint", "--configs-only", good).returncode == 0
-    found = hook("lint", "--configs-only", "--format", "concise", good, bad)
-    assert found.returncode == 1
-    assert "CFG101 unknown-key: unknown key 'num_head'" in found.stdout
-    without = hook("lint", "--configs-only", in_yaml)
-    assert (without.returncode, without.stdout) == (2, "")
-    assert without.stderr.startswith("dslpar's hook needs PyYAML for configs in YAML; it runs on ")
+def committed(folder: Path) -> str:
+    """Make a repository of a folder, and return its only commit."""
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
+    for words in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "all")):
+        assert run(*git, *words, cwd=folder).returncode == 0
+    return run("git", "rev-parse", "HEAD", cwd=folder).stdout.strip()
+
+
+@pytest.mark.prove
+def test_pre_commit_installs_and_runs_the_hook(tmp_path: Path) -> None:
+    """pre-commit clones the repository and installs it with pip, which needs a package index; it brings no torch."""
+    if importlib.util.find_spec("pre_commit") is None:
+        pytest.skip("needs pre-commit: pip install -e '.[test]'")
+    if run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "PyYAML", cwd=tmp_path).returncode:
+        pytest.skip("pip reaches no package index")
+    source, mine, home = tmp_path / "dslpar", tmp_path / "mine", tmp_path / "home"
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    (mine / "configs").mkdir(parents=True)
+    (mine / "configs/good.py").write_text(MODEL)
+    (mine / "configs/bad.yaml").write_text("model: {type: GTP}\n")
+    repo = {"repo": str(source), "rev": committed(source), "hooks": [{"id": "dslpar-lint"}]}
+    (mine / ".pre-commit-config.yaml").write_text(yaml.safe_dump({"repos": [repo]}))
+    committed(mine)
+    command = (sys.executable, "-m", "pre_commit", "run", "--all-files", "--color", "never")
+    ran = run(*command, cwd=mine, PRE_COMMIT_HOME=str(home))
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "unknown model 'GTP'" in ran.stdout
+    assert "good.py" not in ran.stdout
+    (site,) = home.glob("*/py_env-*/lib/python*/site-packages")
+    assert {path.name for path in site.iterdir()} >= {"dslpar", "psutil", "yaml"}
+    assert {path.name for path in site.iterdir()}.isdisjoint({"torch", "deepspeed", "numpy"})

@@ -6,6 +6,7 @@ Each check that could pass by checking nothing has a companion test that shows i
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from dslpar.core import requirements
 from tests.support.paths import ROOT
 from tests.support.prove import PARTS
 
@@ -180,6 +182,125 @@ def test_the_wheel_works_elsewhere(wheel: Path, tmp_path: Path) -> None:
     explain = run(sys.executable, "-m", "dslpar.cli", "explain", "CKP211", "TEN201", cwd=elsewhere, env=env)
     assert explain.stdout.startswith("CKP211 output-dir-in-use (error)\n\nAnother run writes"), explain.stderr
     assert "A rank computes whole heads." in explain.stdout
+
+
+LIGHT = ("psutil", "PyYAML")
+"""What `pip install dslpar` brings; test_the_light_install_requires_these compares."""
+
+
+@pytest.fixture(scope="module")
+def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a fresh environment with the wheel and what it requires, and no other package.
+
+    The requirements are copied from this environment, so that no network is needed; tests/unit/test_pre_commit.py
+    installs them with pip.
+    """
+    folder = tmp_path_factory.mktemp("light") / "env"
+    assert run(sys.executable, "-m", "venv", "--without-pip", str(folder)).returncode == 0
+    site = next(folder.glob("lib/python*/site-packages"))
+    for name in LIGHT:
+        distribution = importlib.metadata.distribution(name)
+        for file in distribution.files or ():
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                (site / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(distribution.locate_file(file)), site / file)
+    pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin/python"))
+    installed = run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel))
+    assert installed.returncode == 0, installed.stderr
+    checked = run(*pip, "check")
+    assert checked.returncode == 0, checked.stdout
+    return folder
+
+
+def light_run(light: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of the light environment in a folder, with none of this environment's packages."""
+    program, *rest = words
+    env = {"PATH": f"{light / 'bin'}:/usr/bin:/bin", "HOME": str(cwd), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [str(light / "bin" / program), *rest]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_the_light_install_requires_these(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = [archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA")]
+    required = re.findall(r"^Requires-Dist: ([\w.-]+)[^;\n]*$", metadata, re.MULTILINE)
+    assert sorted(required, key=str.lower) == sorted(LIGHT, key=str.lower)
+
+
+def test_the_light_install_is_small(light: Path) -> None:
+    """Without bytecode, which Python may write later; that doubles it."""
+    site = next(light.glob("lib/python*/site-packages"))
+    assert 4e6 < sum(file.stat().st_size for file in site.rglob("*") if file.is_file()) < 10e6
+
+
+def test_the_light_install_checks_plans_and_converts(light: Path, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "configs/gpt_3d.py", tmp_path)
+    (tmp_path / "bad.yaml").write_text("model: {type: GTP}\n")
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 1}}')
+    on_8 = ("gpt_3d.py", "--world-size", "8")
+    for words, status, text in (
+        (("lint", *on_8), 0, ""),
+        (("lint", "bad.yaml"), 1, "unknown model 'GTP'"),
+        (("show", *on_8), 0, "pipeline"),
+        (("plan", *on_8, "--device", "a100-80g"), 0, "memory"),
+        (("config", *on_8), 0, "train.steps"),
+        (("diff", *on_8, "gpt_3d.py"), 0, ""),
+        (("explain", "TEN103"), 0, "not-a-cube"),
+        (("import", "ds.json", "-o", "-"), 1, "global_size"),  # 1: the result has no model
+        (("schema",), 0, '"$schema"'),
+        (("init", "mine.py", "--model", "gpt", "--gpus", "8"), 0, "mine.py"),
+        (("completion", "bash"), 0, "complete -F _dslpar dslpar"),
+        (("__complete", "show", "gpt_3d.py", "parallel.tensor.mo"), 0, "parallel.tensor.mode="),
+    ):
+        ran = light_run(light, tmp_path, "dslpar", *words)
+        assert ran.returncode == status, (words, ran.stdout, ran.stderr)
+        assert text in ran.stdout, (words, ran.stdout, ran.stderr)
+
+
+def test_what_the_light_install_lacks_is_said_in_one_line(light: Path, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "configs/gpt_3d.py", tmp_path)
+    (tmp_path / "corpus.txt").write_text("text")
+    to_train = "which is not installed: pip install 'dslpar[train]'"
+    for words in (
+        ("prove", "gpt_3d.py", "--world-size", "8"),
+        ("measure",),
+        ("plan", "gpt_3d.py", "--world-size", "8", "--device", "a100-80g", "--dry-run"),
+        ("eval", "run"),
+        ("generate", "run", "--prompt", "a"),
+        ("checkpoint", "list", "run"),
+        ("data", "tokenize", "corpus.txt", "-o", "tokens"),
+        ("launch", "gpt_3d.py", "--world-size", "8", "--launcher", "torchrun"),
+    ):
+        ran = light_run(light, tmp_path, "dslpar", *words)
+        assert ran.returncode == 2, (words, ran.stderr)
+        assert re.search(rf"(?m)^dslpar {words[0]} needs \w+, {re.escape(to_train)}\Z", ran.stderr.strip()), ran.stderr
+        assert "Traceback" not in ran.stderr
+    ran = light_run(light, tmp_path, "dslpar", "lsp")
+    assert ran.stderr == "dslpar lsp needs lsprotocol, which is not installed: pip install 'dslpar[lsp]'\n"
+    ran = light_run(light, tmp_path, "python", "-m", "dslpar.training", "--config", "gpt_3d.py")
+    assert (ran.returncode, ran.stderr) == (1, f"dslpar.training needs torch, {to_train}\n")
+    for code, user in (
+        ("import dslpar; dslpar.start", "dslpar.start"),
+        ("from dslpar import fit", "dslpar.fit"),
+        ("import dslpar.layers", "dslpar.layers"),
+        ("from dslpar.models import GPT", "dslpar.models.GPT"),
+        ("from dslpar.compat import colossalai", "dslpar.compat.colossalai"),
+    ):
+        ran = light_run(light, tmp_path, "python", "-c", code)
+        assert re.search(rf"(?m)^ImportError: {user} needs \w+, {re.escape(to_train)}\Z", ran.stderr.strip()), (
+            ran.stderr
+        )
+        assert "ModuleNotFoundError" not in ran.stderr
+
+
+def test_the_extras_of_setup_cfg_have_the_packages_that_messages_name() -> None:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    listed = {"": setup["options"]["install_requires"], **setup["options.extras_require"]}
+    distributions = {"PIL": "pillow", "yaml": "pyyaml"}
+    for extra, packages in requirements.EXTRAS.items():
+        named = {re.split("[<>=]", line)[0].lower() for line in listed[extra].split("\n") if line}
+        assert named == {distributions.get(each, each) for each in packages}, extra
 
 
 # The tree -------------------------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ def test_the_oldest_row_has_every_lower_bound_of_setup_cfg(noxfile: ModuleType) 
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     assert noxfile.ROWS[0] == (setup["options"]["python_requires"].removeprefix(">="), "oldest")
-    lines = [line for line in setup["options"]["install_requires"].split("\n") if line]
+    required = setup["options"]["install_requires"] + setup["options.extras_require"]["train"]
+    lines = [line for line in required.split("\n") if line]
     assert len(noxfile.bounds()) == len(lines)
     pins = noxfile.pins("oldest")
     assert {line.partition(";")[0].replace(">=", "==").strip() for line in lines if "deepspeed" not in line} <= set(

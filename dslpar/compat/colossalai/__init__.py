@@ -19,6 +19,11 @@ As in ColossalAI, `launch` stores the run in a global context, where the other f
 
 from __future__ import annotations
 
+from dslpar.core.requirements import explain_missing
+
+if _MISSING := explain_missing("dslpar.compat.colossalai", "torch", "deepspeed"):
+    raise ImportError(_MISSING, name="torch")
+
 from dslpar.compat import missing
 from dslpar.compat.builders import build_pipeline_model, build_pipeline_model_from_cfg
 from dslpar.compat.colossalai import (

