@@ -44,9 +44,6 @@ def step(name: str, repository: Path) -> subprocess.CompletedProcess[str]:
     """Run a step as GitHub does: `bash -eo pipefail`, with the files that its variables name."""
     (run,) = [each["run"] for each in STEPS if each.get("id") == name]
     files = repository.parent
-    (files / "bin").mkdir(exist_ok=True)
-    if not (files / "bin" / "python").exists():
-        (files / "bin" / "python").symlink_to(sys.executable)
     env = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -70,7 +67,9 @@ def test_the_comment_has_what_changed(repository: Path) -> None:
     table = (repository.parent / "dslpar-plan.md").read_text()
     head, _, changed, gone, wrong = table.splitlines()
     assert head == "| config | memory of the fullest rank | time per step |"
-    row = r"\| `configs/changed.py` \| [\d.]+ GiB -> [\d.]+ GiB \(\+[\d.]+ %\) \| [\d.]+ s -> [\d.]+ s \(\+[\d.]+ %\) \|"
+    row = (
+        r"\| `configs/changed.py` \| [\d.]+ GiB -> [\d.]+ GiB \(\+[\d.]+ %\) \| [\d.]+ s -> [\d.]+ s \(\+[\d.]+ %\) \|"
+    )
     assert re.fullmatch(row, changed)
     assert re.fullmatch(r"\| `configs/gone.py` \(no such config\) \| [\d.]+ GiB -> - \| [\d.]+ s -> - \|", gone)
     assert wrong == "| `configs/wrong.py` (errors) | - -> - | - -> - |"
