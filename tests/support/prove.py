@@ -34,7 +34,18 @@ from tests.support.paths import ROOT
 
 PRODUCT = ("dslpar", "layers", "configs", "examples", "hostfiles", "train.py", "setup.cfg", "pyproject.toml")
 """Read by every part."""
-PAGES = ("docs", "README.md", "Makefile", ".ci", ".importlinter", "constraints.txt", "benchmarks", "tools")
+PAGES = (
+    "docs",
+    "editors",
+    "README.md",
+    "Makefile",
+    ".ci",
+    ".github",
+    ".importlinter",
+    "constraints.txt",
+    "benchmarks",
+    "tools",
+)
 """Read by parts that test pages and tools."""
 SHARED = ("tests/conftest.py", "tests/support")
 RECORD = ROOT / "build" / "prove.json"

@@ -1,10 +1,10 @@
-"""Print a Markdown table of the memory and time of a step, before and after, for the configs that differ between commits.
+"""Print a Markdown table: memory and time of a step before and after, of each config for which they differ.
 
     python plan_changes.py BASE CONFIG_FOLDER [flags of dslpar plan ...]
 
 BASE is a commit of the repository of this folder; "before" is its merge base with HEAD, "after" the files of this
-folder. A config differs if its file, or a file that it imports, does: every config is planned on both sides, and rows
-whose numbers are equal are left out. Nothing is printed without a difference. It needs git and dslpar.
+folder. Every config is planned on both sides, since a file that it imports may have changed. Configs with equal numbers
+are left out, and nothing is printed without a difference. It needs git and dslpar.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def _plan(side: Path, name: str, flags: tuple[str, ...]) -> dict[str, Any] | str
     return {key: plan[key] for key in ("verdict", "binding", "step_s")}
 
 
-def _change(before: dict[str, Any] | str, after: dict[str, Any] | str, of: Any, form: str) -> str:
+def _change(before: dict[str, Any] | str, after: dict[str, Any] | str, of: Callable[[Any], float], form: str) -> str:
     """Return "1.0 GiB -> 1.5 GiB (+50.0 %)"; a side without a forecast is a dash."""
     one, other = (None if isinstance(side, str) else of(side) for side in (before, after))
     texts = ["-" if value is None else form.format(value) for value in (one, other)]
