@@ -36,7 +36,11 @@ PRODUCT = ("dslpar", "layers", "configs", "examples", "hostfiles", "train.py", "
 """Read by every part."""
 PAGES = (
     "docs",
-    "editors",
+    "editors/emacs.md",
+    "editors/neovim.md",
+    "editors/vscode/package-lock.json",
+    "editors/vscode/package.json",
+    "editors/vscode/src",
     "README.md",
     "Makefile",
     ".ci",
