@@ -34,7 +34,22 @@ from tests.support.paths import ROOT
 
 PRODUCT = ("dslpar", "layers", "configs", "examples", "hostfiles", "train.py", "setup.cfg", "pyproject.toml")
 """Read by every part."""
-PAGES = ("docs", "README.md", "Makefile", ".ci", ".importlinter", "constraints.txt", "benchmarks", "tools")
+PAGES = (
+    "docs",
+    "editors/emacs.md",
+    "editors/neovim.md",
+    "editors/vscode/package-lock.json",
+    "editors/vscode/package.json",
+    "editors/vscode/src",
+    "README.md",
+    "Makefile",
+    ".ci",
+    ".github",
+    ".importlinter",
+    "constraints.txt",
+    "benchmarks",
+    "tools",
+)
 """Read by parts that test pages and tools."""
 SHARED = ("tests/conftest.py", "tests/support")
 RECORD = ROOT / "build" / "prove.json"

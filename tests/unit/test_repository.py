@@ -419,7 +419,7 @@ def test_an_unknown_part_of_prove_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["setup", "demo", "test", "prove", "parts", "lint", "bench", "docs", "gpu", "gpu-wheels"]
+    "target", ["setup", "demo", "test", "prove", "parts", "lint", "bench", "docs", "vscode", "gpu", "gpu-wheels"]
 )
 def test_make_has(target: str) -> None:
     planned = run("make", "-n", target)
