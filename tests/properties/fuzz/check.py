@@ -108,7 +108,7 @@ def load_everything() -> None:
 
 
 def _modules_of_lint() -> Iterator[str]:
-    for package in ("cluster", "core", "forecast", "language", "layout", "linter", "linter/rules", "schema"):
+    for package in ("cluster", "core", "costs", "forecast", "language", "layout", "linter", "linter/rules", "schema"):
         folder = ROOT / "dslpar" / package
         yield from (f"dslpar.{package.replace('/', '.')}.{path.stem}" for path in folder.glob("[!_]*.py"))
     for path in (ROOT / "dslpar" / "models").glob("*/*.py"):
