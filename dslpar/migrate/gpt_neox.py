@@ -45,7 +45,7 @@ def ffn_size(value: float, view: View, row: Row) -> Outcome:
     size, multiple = int(value), view.get("mlp_multiple_of", 1)
     if type(multiple) is int and multiple > 1:
         size, why = -(-size // multiple) * multiple, f"rounded up to a multiple of {multiple}"
-    return row.as_is(size) if size == value and not why else changed(row.to, size, why)
+    return row.as_is(size) if type(value) is int and not why else changed(row.to, size, why or "a whole number")
 
 
 def _gated_size(size: int, view: View) -> tuple[int, str]:

@@ -108,7 +108,7 @@ def load_everything() -> None:
 
 
 def _modules_of_lint() -> Iterator[str]:
-    for package in ("cluster", "core", "forecast", "language", "layout", "linter", "linter/rules", "schema"):
+    for package in ("cluster", "core", "costs", "forecast", "language", "layout", "linter", "linter/rules", "schema"):
         folder = ROOT / "dslpar" / package
         yield from (f"dslpar.{package.replace('/', '.')}.{path.stem}" for path in folder.glob("[!_]*.py"))
     for path in (ROOT / "dslpar" / "models").glob("*/*.py"):
@@ -116,7 +116,7 @@ def _modules_of_lint() -> Iterator[str]:
             yield f"dslpar.models.{path.parent.name}.{path.stem}"
 
 
-_LATE = ("encodings.utf_8_sig", "encodings.ascii", "difflib", "json", "yaml", "string", "fractions", "decimal",
+_LATE = ("encodings.utf_8_sig", "encodings.ascii", "encodings.unicode_escape", "difflib", "json", "yaml", "string", "fractions", "decimal",
          "unicodedata", "inspect", "textwrap", "dslpar.layout.transformers_data_types",
          "dslpar.schema.transformers_policies", "dslpar.schema.policy")  # fmt: skip
 _NEVER = """
