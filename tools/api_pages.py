@@ -191,8 +191,10 @@ def _docstring_of_value(module: ModuleType, name: str) -> str:
         if isinstance(statement, ast.Assign) and name in map(ast.unparse, statement.targets):
             return inspect.cleandoc(_string(following) or "")
     for node in ast.walk(ast.Module(body, [])):
-        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
-            return _docstring_of_value(import_module(str(node.module)), name)
+        if isinstance(node, ast.ImportFrom) and {name, "*"} & {alias.name for alias in node.names}:
+            other = import_module(str(node.module))
+            if hasattr(other, name):
+                return _docstring_of_value(other, name)
     raise LookupError(f"{module.__name__} neither assigns nor imports {name}")
 
 

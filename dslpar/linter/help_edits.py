@@ -1,4 +1,4 @@
-"""What the help of a finding says to change, as data: for editors, and for the tests that follow each help.
+"""Changes that the help of a finding names, as data: for editors, and for the tests that follow each help.
 
     for alternative in alternatives(finding.help):        # "size=4 or 8" has two
         for change in changes(alternative, finding): ...  # SetKey("parallel.tensor.size", "4")

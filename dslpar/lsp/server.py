@@ -96,7 +96,7 @@ class ConfigServer(LanguageServer):
         folders = [path for uri in self.workspace.folders if (path := path_of(uri)) is not None]
         return Names(folders, self.texts)
 
-    def symbol(self, names: Names, params: types.TextDocumentPositionParams) -> Symbol | None:
+    def symbol(self, names: Names, params: types.ReferenceParams | types.RenameParams) -> Symbol | None:
         """Return the variable at a request's position, if its file is a config."""
         made = self.config(params.text_document.uri)
         document = self.workspace.get_text_document(params.text_document.uri)
@@ -199,15 +199,13 @@ def complete(ls: ConfigServer, params: types.CompletionParams) -> types.Completi
     of_comment = settings_at(document.source, line, column)
     if of_comment is not None:
         word, items = of_comment
-        at = ls.range(document, Location(made.path, line, column - len(word), line, column))
-        return types.CompletionList(is_incomplete=False, items=[_completion(item, at) for item in items])
-    place = place_at(document.source, line, column)
-    if place is None or (place.kind == "name" and made.text.strip() and not made.is_config):
-        return None
-    word = Location(made.path, line, column - len(place.word.rpartition("\n")[2]), line, column)
-    at = ls.range(document, word)
-    items = [_completion(item, at) for item in completions(made, place, ls.texts)]
-    return types.CompletionList(is_incomplete=False, items=items)
+    else:
+        place = place_at(document.source, line, column)
+        if place is None or (place.kind == "name" and made.text.strip() and not made.is_config):
+            return None
+        word, items = place.word.rpartition("\n")[2], completions(made, place, ls.texts)
+    at = ls.range(document, Location(made.path, line, column - len(word), line, column))
+    return types.CompletionList(is_incomplete=False, items=[_completion(item, at) for item in items])
 
 
 def _completion(item: Item, at: types.Range) -> types.CompletionItem:

@@ -4,7 +4,7 @@
 
 Editors complete and check YAML and JSON with it. It knows keys, types and choices. What depends on several keys, on the
 world size or on files, lint alone reports. The keys of a section that names a class (model, data, optimizer,
-lr_scheduler) depend on its `type`; a class of one's own, with a dot in its name, takes any.
+lr_scheduler) depend on its `type`; your own class, with a dot in its name, takes any.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _top_section(field: Field[Any]) -> Schema:
 
 
 def _section(field: Field[Any], extra: Callable[[], Mapping[str, str]] | None = None) -> Schema:
-    """Return the schema of a section, or of a bare value in its place; `extra` are keys of DeepSpeed's."""
+    """Return the schema of a section, or of a bare value in its place; `extra` are keys that only DeepSpeed knows."""
     classes = classes_of(field)
     whole = _object(classes[0]) if len(classes) == 1 else {"type": "object"}
     if extra is not None:

@@ -62,7 +62,7 @@ def text() -> str:
 
 
 def section_classes() -> list[type]:
-    """Return all section classes, each after those that it names, but for classes of one's own."""
+    """Return all section classes, each after those that it names, but for your own classes."""
     found: dict[type, None] = {}
 
     def walk(cls: type) -> None:
