@@ -126,6 +126,11 @@ def of_fp16(value: object, view: View, row: Row) -> object:
     return conversions.exponent(value, view, row) if row.to.endswith("scale_power") else row.as_is(value)
 
 
+def only_fp32(value: object, view: View, row: Row) -> Outcome:
+    """Drop the type fp32 of the optimizer's state; any other needs the author."""
+    return dropped("fp32, as DeepSpeed keeps it") if str(value).endswith("float32") or value == "fp32" else needed(row.why)
+
+
 # The run ----------------------------------------------------------------------------------------------------------
 
 

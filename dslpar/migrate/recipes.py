@@ -74,16 +74,23 @@ def recipes_in(text: str, path: str) -> list[Recipe]:
     return [recipe for recipe in found if not recipe.name.startswith("_")] or found
 
 
+def root_of(name: str) -> str:
+    """Return the framework of a class of whole configs; empty for another class. A trainer may be derived from."""
+    if name.endswith("Trainer.Config"):
+        return ROOTS["Trainer.Config"]
+    return ROOTS.get(name, ROOTS.get(name.rpartition(".")[2], ""))
+
+
 def _framework(node: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef], depth: int = 0) -> str:
     """Return the framework whose config a function returns; empty if it returns none."""
     if node.returns is not None:
         name = node.returns.value if isinstance(node.returns, ast.Constant) else ast.unparse(node.returns)
-        return ROOTS.get(str(name), ROOTS.get(str(name).rpartition(".")[2], ""))
+        return root_of(str(name))
     for part in ast.walk(node):
         if isinstance(part, ast.Call):
             name = ast.unparse(part.func)
-            if name in ROOTS or name.rpartition(".")[2] in ROOTS:
-                return ROOTS.get(name) or ROOTS[name.rpartition(".")[2]]
+            if root_of(name):
+                return root_of(name)
             if depth < _DEEPEST and name in functions and functions[name] is not node:
                 below = _framework(functions[name], functions, depth + 1)
                 if below:
@@ -429,7 +436,7 @@ class _Follower:
             why = f"an argument of {name} without its name is not in the result"
             self.findings.append(finding("CFG010", self.source.location(arg), f"{why}: write its name", "write its name"))
         owner = name.removesuffix(".Config")
-        section = name in ROOTS or name == "dict" or (owner == name and name.endswith("Config")) or name in _SECTIONS
+        section = bool(root_of(name)) or name == "dict" or (owner == name and name.endswith("Config")) or name in _SECTIONS
         target = None if section else Reference(owner)
         return Node(self.words(node, env, depth), place, target=target, target_location=self.source.location(node.func))
 
