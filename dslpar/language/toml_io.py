@@ -86,13 +86,20 @@ def _node(value: Any, path: str, places: Mapping[str, Place], lines: _Lines, abo
         children = {name: _node(item, f"{path}\0{name}", places, lines, location) for name, item in value.items()}
         return Node(children, location, key)
     if isinstance(value, list):
-        return Node([Node(_plain(item), location) for item in value], location, key)
+        return Node([_item(item, location) for item in value], location, key)
     return Node(_plain(value), location, key)
 
 
+def _item(value: Any, location: Location) -> Node:
+    """Return an item of an array, at the array's place."""
+    if isinstance(value, list):
+        return Node([_item(item, location) for item in value], location)
+    return Node(_plain(value), location)
+
+
 def _plain(value: Any) -> Any:
-    """Return a value of the tree: dates and tables in arrays become text."""
-    return value if isinstance(value, bool | int | float | str | list) else str(value)
+    """Return a value of the tree: dates, and tables in arrays, become text."""
+    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def _places(text: str) -> Iterator[tuple[str, Place]]:

@@ -365,7 +365,9 @@ def switch(value: object, view: View, row: Row) -> Outcome:
 
 def of_validation(value: object, view: View, row: Row) -> Outcome:
     """Drop a setting of validation if there is none."""
-    is_on = view.value("validation.enable") is True or row.pattern.startswith("validator")
+    is_on = view.value("validation.enable") is True
+    if row.pattern.startswith("validator"):  # in the Python configs, a validator is one that runs
+        is_on = any(key.startswith("validator.") for key in view.values)
     if not is_on:
         return dropped("without validation.enable there is none")
     if row.pattern.endswith(".steps") and value == -1:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dslpar.language.errors import ConfigError
 from dslpar.language.source import Source, parse
-from dslpar.language.tree import Node
+from dslpar.language.tree import TARGET, Node
 
 
 TOML = ".toml"
@@ -56,7 +56,8 @@ class Framework(NamedTuple):
         """Return a key as written in the table."""
         written = self.written(key)
         section, _, rest = written.partition(".")
-        name = rest.lstrip("_") if rest and section in self.sections else written
+        inside = rest and section in self.sections and rest != TARGET
+        name = rest.lstrip("_") if inside else written
         return self.aliases.get(name, name)
 
 
