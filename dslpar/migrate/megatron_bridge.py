@@ -62,7 +62,9 @@ def provider(value: object, view: View, row: Row) -> Outcome:
 def experts(value: object, view: View, row: Row) -> Outcome:
     """Convert the number of experts, as Megatron-LM's argument."""
     no_biases = view.value("add_bias_linear") is False
-    made = megatron.number_of_experts(value, view._replace(values={**view.values, "disable_bias_linear": no_biases}), row)
+    made = megatron.number_of_experts(
+        value, view._replace(values={**view.values, "disable_bias_linear": no_biases}), row
+    )
     return made._replace(why=made.why.replace("--disable-bias-linear", "add_bias_linear=False"))
 
 
@@ -94,7 +96,7 @@ def adapter(value: object, view: View, row: Row) -> Outcome:
 def lora_modules(value: object, view: View, row: Row) -> Outcome:
     """Convert the names of Megatron's linear layers to those of a Llama in transformers."""
     names = value if isinstance(value, list) else [value]
-    if not all(name in LAYERS for name in names):
+    if not all(isinstance(name, str) and name in LAYERS for name in names):
         return needed("choose the layers that have adapters, by transformers' names", row.to)
     made = [other for name in names for other in LAYERS[str(name)]]
     return changed(row.to, made, "by the names that a Llama of transformers has")
@@ -128,7 +130,9 @@ def of_fp16(value: object, view: View, row: Row) -> object:
 
 def only_fp32(value: object, view: View, row: Row) -> Outcome:
     """Drop the type fp32 of the optimizer's state; any other needs the author."""
-    return dropped("fp32, as DeepSpeed keeps it") if str(value).endswith("float32") or value == "fp32" else needed(row.why)
+    return (
+        dropped("fp32, as DeepSpeed keeps it") if str(value).endswith("float32") or value == "fp32" else needed(row.why)
+    )
 
 
 # The run ----------------------------------------------------------------------------------------------------------
@@ -137,7 +141,11 @@ def only_fp32(value: object, view: View, row: Row) -> Outcome:
 def seed_of_data(value: object, view: View, row: Row) -> Outcome:
     """Drop the seed of the data set if it is that of the run."""
     seed = view.get("seed", 1234)
-    return dropped("train.seed") if value == seed else needed(f"dslpar has one seed, and {seed} is the run's: leave it out")
+    return (
+        dropped("train.seed")
+        if value == seed
+        else needed(f"dslpar has one seed, and {seed} is the run's: leave it out")
+    )
 
 
 # Recipes ----------------------------------------------------------------------------------------------------------

@@ -41,7 +41,9 @@ def torch_dtype(value: object, view: View, row: Row) -> Outcome:
 
 
 def _has_lora(view: View) -> bool:
-    return str(view.get("tuner_type", view.get("train_type", view.defaults.get("tuner_type", "lora")))).startswith("lora")
+    return str(view.get("tuner_type", view.get("train_type", view.defaults.get("tuner_type", "lora")))).startswith(
+        "lora"
+    )
 
 
 def tuner(value: object, view: View, row: Row) -> Outcome:

@@ -191,7 +191,10 @@ class _Follower:
         env = dict(self.constants)
         pairs = [
             *zip(names[len(names) - len(function.args.defaults) :], function.args.defaults, strict=True),
-            *((arg.arg, default) for arg, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)),
+            *(
+                (arg.arg, default)
+                for arg, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+            ),
         ]
         for name, default in pairs:
             if default is not None:
@@ -257,7 +260,9 @@ class _Follower:
             self.effect(statement.value, env, depth)
         elif isinstance(statement, ast.For | ast.While | ast.With | ast.Try | ast.Delete):
             why = "what this statement sets is not in the result"
-            self.findings.append(finding("CFG010", self.source.location(statement), f"{why}: write it out", "write it out"))
+            self.findings.append(
+                finding("CFG010", self.source.location(statement), f"{why}: write it out", "write it out")
+            )
         # Others bind nothing: docstrings, imports, `assert`, `pass`, `raise`.
 
     def effect(self, call: ast.Call, env: dict[str, Node], depth: int) -> None:
@@ -304,7 +309,9 @@ class _Follower:
         """Return the value of an expression. Raises _UnknownError."""
         place = self.source.location(node)
         if isinstance(node, ast.Constant):
-            return Node(node.value if isinstance(node.value, bool | int | float | str | None) else str(node.value), place)
+            return Node(
+                node.value if isinstance(node.value, bool | int | float | str | None) else str(node.value), place
+            )
         if isinstance(node, ast.Name):
             if node.id in env:
                 found = env[node.id]
@@ -434,9 +441,13 @@ class _Follower:
         """Return the mapping of a class's keyword arguments."""
         for arg in node.args:
             why = f"an argument of {name} without its name is not in the result"
-            self.findings.append(finding("CFG010", self.source.location(arg), f"{why}: write its name", "write its name"))
+            self.findings.append(
+                finding("CFG010", self.source.location(arg), f"{why}: write its name", "write its name")
+            )
         owner = name.removesuffix(".Config")
-        section = bool(root_of(name)) or name == "dict" or (owner == name and name.endswith("Config")) or name in _SECTIONS
+        section = (
+            bool(root_of(name)) or name == "dict" or (owner == name and name.endswith("Config")) or name in _SECTIONS
+        )
         target = None if section else Reference(owner)
         return Node(self.words(node, env, depth), place, target=target, target_location=self.source.location(node.func))
 

@@ -46,7 +46,7 @@ def read_table(name: str, lists: Lists) -> Table:
     functions = {**vars(conversions), **(includes.conversions if includes else {})}
     for module in dict.fromkeys((facts.get("conversions", name), name)):
         functions |= vars(import_module(f"dslpar.migrate.{module}")) if find_spec(f"dslpar.migrate.{module}") else {}
-    framework, defaults = framework_of(name, facts), read_defaults(name)
+    framework, defaults = framework_of(name, facts), read_defaults(facts.get("defaults", name))
     listed = frozenset(default.key for default in defaults) if facts.get("listed") == "yes" else frozenset()
     return Table(
         framework,

@@ -53,7 +53,9 @@ def flavor(value: object, view: View, row: Row) -> Outcome:
     place = f"{of_model['source']}:{known['line']}"
     if not known["type"]:
         return needed(f"choose a class of transformers with the sizes of {name} {value} ({place})", "model")
-    return changed(row.to, dict(known["config"]), f"the sizes of {name} {value} ({place})", {"model.type": known["type"]})
+    return changed(
+        row.to, dict(known["config"]), f"the sizes of {name} {value} ({place})", {"model.type": known["type"]}
+    )
 
 
 def name_of_model(value: object, view: View, row: Row) -> Outcome:
@@ -337,7 +339,9 @@ def components(value: object, view: View, row: Row) -> Outcome:
 
 def of_compile(value: object, view: View, row: Row) -> Outcome:
     """Keep the backend of a run that compiles."""
-    return row.as_is(value) if view.value("compile.enable") is True else dropped("without compile.enable it has no effect")
+    return (
+        row.as_is(value) if view.value("compile.enable") is True else dropped("without compile.enable it has no effect")
+    )
 
 
 # The run ----------------------------------------------------------------------------------------------------------
