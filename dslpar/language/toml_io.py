@@ -28,7 +28,7 @@ _LINE = re.compile(r"line (\d+), column (\d+)")
 
 
 class Place(NamedTuple):
-    """Where a key and its value are written, as offsets in the text."""
+    """Place of a key and its value: offsets in the text."""
 
     key: tuple[int, int]
     value: tuple[int, int]

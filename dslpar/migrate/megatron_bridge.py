@@ -122,7 +122,7 @@ def half(value: object, view: View, row: Row) -> Outcome:
 
 def of_fp16(value: object, view: View, row: Row) -> object:
     """Convert a setting of the loss scale, if the run is in fp16."""
-    is_fp16 = view.values.get("mixed_precision.fp16") is True or "16_mixed" == str(view.values.get("mixed_precision"))
+    is_fp16 = view.values.get("mixed_precision.fp16") is True or str(view.values.get("mixed_precision")) == "16_mixed"
     if not is_fp16 and view.values.get("mixed_precision") != "fp16_mixed":
         return dropped("without fp16 it has no effect")
     return conversions.exponent(value, view, row) if row.to.endswith("scale_power") else row.as_is(value)

@@ -211,7 +211,7 @@ def router_dtype(value: object, view: View, row: Row) -> Outcome:
 
 @number
 def expert_size(value: float, view: View, row: Row) -> Outcome:
-    """Convert the size of expert parallelism: ms-swift's experts are whole unless expert_tensor_parallel_size is set."""
+    """Convert the size of expert parallelism: experts are whole unless expert_tensor_parallel_size is set."""
     of_one = view.value("expert_tensor_parallel_size") or 1
     if type(of_one) is not int or value != int(value):
         return needed("choose the number of ranks that together hold all experts", row.to)

@@ -6,7 +6,7 @@
         return config
 
 A call with keywords is a mapping, with the callee's name as its target unless the name says only what the key says
-(`training=TrainingConfig(...)`). What only Python knows (other files' functions, conditions) is unknown, with a finding.
+(`training=TrainingConfig(...)`). What only Python knows (functions of other files, conditions) has a finding.
 The values that some well-known functions of a framework return are in `Helper`s of its module.
 """
 
@@ -64,7 +64,7 @@ class _UnknownError(Exception):
 
 
 def recipes_in(text: str, path: str) -> list[Recipe]:
-    """Return the recipes of a Python file, in its order; functions whose name begins with "_" only if there are no others."""
+    """Return the recipes of a Python file, in its order; those whose name begins with "_" only if all do."""
     try:
         tree = parse(Source(path, text))
     except ConfigError:  # the evaluator reports it
@@ -111,7 +111,7 @@ def load_recipe(
         finding(
             "CFG010",
             follower.source.location(other.node),
-            f"{other.name} is another config of this file, which is not in the result: choose it with --recipe, or leave it out",
+            f"{other.name} is another config of this file, which is not in the result: choose one with --recipe",
             f"--recipe {other.name}",
         )
         for other in others

@@ -74,8 +74,8 @@ def of_converters(value: object, view: View, row: Row) -> Outcome:
     """Drop a setting of converters that the source does not use."""
     name = row.pattern.partition(".")[0]
     used = view.get("model.converters") or []
-    is_on = any(item in ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx") or str(item).startswith("quantize")
-                for item in used) if isinstance(used, list) else True  # fmt: skip
+    names = ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx")
+    is_on = not isinstance(used, list) or any(item in names or str(item).startswith("quantize") for item in used)
     if name == "float8" and view.get("float8.enable_float8_linear") is True:
         is_on = True
     return needed(row.why) if is_on else dropped("model.converters does not use it")
@@ -395,7 +395,7 @@ def unless_empty(value: object, view: View, row: Row) -> Outcome:
 def helpers(tree: ast.Module, path: str) -> Mapping[str, Helper]:
     """Return what torchtitan's functions return that its Python configs call.
 
-    A registry of models does not say its own name: that is the name of the folder it is imported from, or of the file's.
+    A registry of models does not say its own name: the folder has it that it is imported from, or the file's own.
     """
     folder = path.replace("\\", "/").split("/")
     name = folder[-2] if len(folder) > 1 and folder[-1] == "config_registry.py" else ""

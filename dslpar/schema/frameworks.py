@@ -18,7 +18,6 @@ from dslpar.language.errors import ConfigError
 from dslpar.language.source import Source, parse
 from dslpar.language.tree import TARGET, Node
 
-
 TOML = ".toml"
 
 

@@ -206,7 +206,8 @@ def test_toml_that_is_none_has_a_finding(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_the_locations_of_toml() -> None:
-    text = '# head\n[a]\nb = """\n[c]\nd = 1\n"""\nlist = [1,  # one\n  [2, 3]]\nin = {x = 1, y = "a,b"}\n["q.r"]\ns.t = 2024-01-01\n'
+    text = '# head\n[a]\nb = """\n[c]\nd = 1\n"""\nlist = [1,  # one\n  [2, 3]]\nin = {x = 1, y = "a,b"}\n'
+    text += '["q.r"]\ns.t = 2024-01-01\n'
     root = read_text(text, "a.toml", "torchtitan").config.root
     assert root.get("a.b").key_location[1:3] == (3, 1)  # type: ignore[union-attr, index]
     assert root.get("a.list").plain() == [1, [2, 3]]  # type: ignore[union-attr]
