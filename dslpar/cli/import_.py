@@ -23,6 +23,7 @@ from dslpar.linter.problem import UnknownValueError
 from dslpar.linter.report import text as report_text
 from dslpar.migrate import others, report, writer
 from dslpar.migrate.convert import Import, convert, refused
+from dslpar.migrate.recipes import recipes_in
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import Source, read_text
 from dslpar.migrate.table import Epoch
@@ -41,10 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "file",
         metavar="FILE",
-        help="a config of ColossalAI or LiBai (.py), DeepSpeed (.json), GPT-NeoX (.yml) or Megatron-LM (.sh)",
+        help="a config of ColossalAI or LiBai (.py), DeepSpeed (.json), GPT-NeoX (.yml), Megatron-LM (.sh, .yaml), "
+        "ms-swift (.sh, .yaml), torchtitan (.toml, .py) or Megatron-Bridge (.py, .yaml)",
     )
     add("-o", "--output", dest="out", metavar="OUT", help="the file to write; default: -, stdout")
     add("--from", dest="source", choices=tuple(TABLES), help="the config's framework; default: detected from FILE")
+    add("--recipe", metavar="NAME", help="the function of FILE whose config to import; default: the first one")
     add("--model", metavar="FILE", help="take the model from this dslpar config")
     add("--world-size", type=number, metavar="N", help="lint the result for this number of ranks")
     add("--num-samples", type=number, metavar="N", help="number of samples in the data, to convert epochs to steps")
@@ -84,7 +87,7 @@ def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source
     except ConfigError as error:
         parser.error(error.message)
     _refuse_others(text, args)
-    source = read_text(text, args.file, args.source or "")
+    source = _read(text, args, parser)
     if not source.config.complete:
         arguments.print_findings(refused(source), {args.file: text})
         parser.error(f"cannot read {args.file}")
@@ -93,6 +96,16 @@ def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source
     if not source.name:
         parser.error(f"cannot detect the framework of {args.file}: give --from {', '.join(TABLES)}")
     return source
+
+
+def _read(text: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source:
+    """Read the text of FILE, of its functions the one that --recipe names."""
+    if args.recipe:
+        names = [recipe.name for recipe in recipes_in(text, args.file)] if args.file.endswith(".py") else []
+        if args.recipe not in names:
+            has = f"it has {', '.join(names)}" if names else "it has no function that returns a config"
+            parser.error(f"--recipe: no function {args.recipe!r} in {args.file}: {has}")
+    return read_text(text, args.file, args.source or "", args.recipe or "")
 
 
 def _refuse_others(text: str, args: argparse.Namespace) -> None:

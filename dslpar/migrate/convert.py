@@ -20,6 +20,8 @@ from dslpar.migrate.unread import UNREAD
 from dslpar.schema.sections_reader import SECTIONS
 
 IMPLIED = "implied by "
+ENDING = "(ending)"
+"""What a default may depend on as on a key: the ending of the source's file, such as py."""
 
 
 class Entry(NamedTuple):
@@ -56,6 +58,8 @@ class Leaf(NamedTuple):
     """The key as the rows name it."""
     value: Any
     location: Location
+    is_known: bool = True
+    """Whether the key is one of the framework's, as far as they are listed."""
 
 
 def convert(source: Source, model: Mapping[str, object] | None = None, epoch: Epoch | None = None) -> Import:
@@ -77,7 +81,8 @@ class Converter:
             for leaf in leaves_of(source.config.root, self.table)
             if leaf.value != {} or not any(path.startswith(f"{leaf.key}.") for path in source.config.unknown)
         ]
-        named = {leaf.name: leaf.value for leaf in self.leaves}
+        named = {ENDING: source.path.rpartition(".")[2]}
+        named |= {leaf.name: leaf.value for leaf in self.leaves if leaf.is_known}
         self.unread = _unread(source, self.table)
         named |= {leaf.name: leaf.value for leaf, _ in self.unread}
         model_class = "GPT" if model else _model_of(source.config.root, self.table.wrapper)
@@ -109,7 +114,7 @@ class Converter:
         first = leaf.name.partition(".")[0]
         if self.model is not None and first == "model":
             return dropped("--model replaces it")
-        row, rest = self.row(leaf.name)
+        row, rest = self.row(leaf.name) if leaf.is_known else (None, "")
         if row is not None and leaf.value is UNREAD:
             if row.needs_value:
                 return _not_evaluated(filled(row.to, rest))
@@ -146,7 +151,10 @@ class Converter:
             return Outcome("kept", leaf.name, leaf.value)
         if self.table.own_names and first not in known:
             return self.own_name(leaf, first)
-        close = did_you_mean(leaf.name, [row.pattern for row in self.table.rows] + self.known_names())
+        if self.table.keys:
+            close = did_you_mean(self.table.framework.written(leaf.key), sorted(self.table.keys))
+        else:
+            close = did_you_mean(leaf.name, [row.pattern for row in self.table.rows] + self.known_names())
         if self.table.ignores and first not in known:
             ignored = f"{self.table.title} ignores top-level keys that it does not know"
             return needed(f"{ignored}; {close}") if close else dead(ignored)
@@ -291,7 +299,8 @@ def leaves_of(root: Node, table: Table) -> Iterator[Leaf]:
     for key, node in root.value.items():
         inside = bool(table.wrapper) and key == table.wrapper and node.is_mapping
         for path, value, place in _leaves(_name(key), node):
-            yield Leaf(path, table.name_of(path.removeprefix(f"{table.wrapper}.") if inside else path), value, place)
+            name = path.removeprefix(f"{table.wrapper}.") if inside else path
+            yield Leaf(path, table.name_of(name), value, place, table.has(name))
 
 
 def _leaves(path: str, node: Node) -> Iterator[tuple[str, Any, Location]]:
@@ -317,10 +326,11 @@ def _unread(source: Source, table: Table) -> list[tuple[Leaf, Location]]:
         node = source.config.root.get(path)
         if node is not None and node.is_mapping and node.value:
             continue  # its known keys are leaves, and a finding explains the others
-        name = table.name_of(path.removeprefix(f"{table.wrapper}.") if table.wrapper else path)
+        full = path.removeprefix(f"{table.wrapper}.") if table.wrapper else path
+        name = table.name_of(full)
         if node is None:
             place, around = named.get(path) or (source.config.key_at(path), source.config.at(path))
-            made.append((Leaf(path, name, UNREAD, place), around))
+            made.append((Leaf(path, name, UNREAD, place, table.has(full)), around))
     return made
 
 

@@ -514,7 +514,7 @@ def fsdp(value: object, view: View, row: Row) -> Outcome:
 
 def sharding_strategy(value: object, view: View, row: Row) -> Outcome:
     """Drop the strategy, which decides the ZeRO stage of Megatron-LM's FSDP."""
-    if value not in STRATEGIES:
+    if not isinstance(value, str) or value not in STRATEGIES:
         names = ", ".join(STRATEGIES)
         return needed(f"{value!r} is none of {names}: choose a ZeRO stage", "zero.stage")
     is_on = view.get("use_megatron_fsdp") is True

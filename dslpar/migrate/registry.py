@@ -46,19 +46,22 @@ def read_table(name: str, lists: Lists) -> Table:
     functions = {**vars(conversions), **(includes.conversions if includes else {})}
     for module in dict.fromkeys((facts.get("conversions", name), name)):
         functions |= vars(import_module(f"dslpar.migrate.{module}")) if find_spec(f"dslpar.migrate.{module}") else {}
+    framework, defaults = framework_of(name, facts), read_defaults(facts.get("defaults", name))
+    listed = frozenset(default.key for default in defaults) if facts.get("listed") == "yes" else frozenset()
     return Table(
-        framework_of(name, facts),
+        framework,
         rows,
         {name: functions[name] for name in {row.conversion for row in rows} if name},
         facts.get("wrapper", ""),
         facts.get("own_names") == "yes",
         facts.get("ignores") == "yes",
         facts.get("partial") == "yes",
-        read_defaults(name),
+        tuple(default._replace(key=framework.name_of(default.key)) for default in defaults),
         dict(_given(facts.get("adds", ""))),
         dict(want.split("=", 1) for want in facts["wants"].split(" | ")) if "wants" in facts else {},
         dict(_given(facts.get("unset", ""))),
         includes,
+        listed,
     )
 
 

@@ -19,11 +19,16 @@ from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.language.source import Source as Text
 from dslpar.language.source import parse
 from dslpar.linter import check
+from dslpar.migrate import megatron_bridge, torchtitan
+from dslpar.migrate.recipes import ROOTS, Recipe, load_recipe, recipes_in
 from dslpar.migrate.registry import TABLES
 from dslpar.schema import frameworks
 from dslpar.schema.sections_reader import SECTIONS
 
 JSON_ENDINGS = (".json", ".hjson")
+TOML = ".toml"
+HELPERS = {"torchtitan": torchtitan.helpers, "megatron_bridge": megatron_bridge.helpers}
+"""What well-known functions return that recipes call, by framework: functions of the file and its path."""
 SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
 
 
@@ -40,8 +45,11 @@ class Source(NamedTuple):
     """Of a shell script: the locations of each argument's name and of its unknown value, if it has one."""
 
 
-def read_text(text: str, path: str, name: str = "") -> Source:
-    """Evaluate a source's text. `name` is the framework; if it is empty, the framework is recognised."""
+def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
+    """Evaluate a source's text. `name` is the framework; if it is empty, the framework is recognised.
+
+    `recipe` is the function whose config is read, if the file has such functions; if it is empty, the first one.
+    """
     if path.endswith(JSON_ENDINGS):
         shown = path if path.endswith(YAML_ENDINGS) else f"{path}.json"
         config = check.load_text(without_comments(text), shown)
@@ -53,10 +61,28 @@ def read_text(text: str, path: str, name: str = "") -> Source:
         from dslpar.migrate.shell.arguments import load_arguments  # it uses the YAML parser, which is slow to import
 
         config, places = load_arguments(text, path)
-        return Source(name or recognise(config, ""), path, config, places=places)
+        return Source(name or recognise(config, text), path, config, places=places)
+    if path.endswith(TOML):
+        from dslpar.language.toml_io import load_toml  # few sources are TOML
+
+        config = load_toml(text, path)
+        return Source(name or recognise(config, ""), path, config)
+    found = _recipes(text, path, name)
+    if found:
+        chosen = next((item for item in found if item.name == recipe), found[0])
+        others = () if recipe else [item for item in found if item is not chosen]
+        config, places = load_recipe(text, path, chosen, others, HELPERS[chosen.framework](_tree(text, path), path))
+        return Source(chosen.framework, path, config, places=places)
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
     config = check.load_text(filled, path)
     return Source(name or recognise(config, filled), path, config, missing)
+
+
+def _recipes(text: str, path: str, name: str) -> list[Recipe]:
+    """Return the functions of a Python file that return a config of the framework `name`, or of any."""
+    if not path.endswith(".py") or not any(root.rpartition(".")[2] in text for root in ROOTS):
+        return []
+    return [recipe for recipe in recipes_in(text, path) if name in ("", recipe.framework)]
 
 
 # Framework ----------------------------------------------------------------------------------------------------------
@@ -69,7 +95,8 @@ def recognise(config: Config, text: str) -> str:
         return OURS
     for path, other in config.sources.items():  # a LiBai file may import only neighbouring files
         imported |= set(frameworks.imported_packages(other, path)) if path.endswith(".py") else set()
-    framework = frameworks.recognise(config.root, config.path, imported - {OURS})
+    script = text if config.path.endswith(SHELL_ENDINGS) else ""
+    framework = frameworks.recognise(config.root, config.path, imported - {OURS}, script)
     if framework is not None:
         return framework.name
     return OURS if not {*map(str, config.root.value)}.isdisjoint(SECTIONS) else ""

@@ -19,9 +19,10 @@ shows all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from dslpar.language.tree import TARGET
 from dslpar.migrate.defaults import Default
 from dslpar.migrate.unread import UNREAD, UnreadError
 from dslpar.schema.frameworks import Framework
@@ -180,11 +181,22 @@ class Table(NamedTuple):
     """dslpar's defaults, by its keys, of what the framework's programs set and its configs need not."""
     includes: Table | None = None
     """Another table whose rows follow this one's."""
+    keys: Collection[str] = frozenset()
+    """All keys of the framework, if they are listed: another key is none of its, whatever row matches it."""
 
     @property
     def title(self) -> str:
         """The framework's name."""
         return self.framework.title
+
+    def has(self, key: str) -> bool:
+        """Return whether a key is one of the framework's, or below one; any key if they are not listed."""
+        if not self.keys:
+            return True
+        section = key.removesuffix(f".{TARGET}")
+        if section != key and any(f"{known}.".startswith(f"{section}.") for known in self.keys):
+            return True
+        return any(above in self.keys for above in _with_above(self.framework.written(key)))
 
     def name_of(self, key: str) -> str:
         """Return a key as the rows name it."""
@@ -199,6 +211,13 @@ class Table(NamedTuple):
         if not isinstance(made, Outcome):
             made = changed(row.to, made, row.why)
         return made._replace(to=filled(made.to, rest))
+
+
+def _with_above(key: str) -> Iterator[str]:
+    """Yield a key and the keys above it."""
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
 
 
 def filled(to: str, rest: str) -> str:

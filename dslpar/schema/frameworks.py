@@ -7,14 +7,18 @@ framework needs one new file. Lint reads the tables only for a config with mista
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import NamedTuple
 
 from dslpar.language.errors import ConfigError
 from dslpar.language.source import Source, parse
-from dslpar.language.tree import Node
+from dslpar.language.tree import TARGET, Node
+
+TOML = ".toml"
 
 
 class Framework(NamedTuple):
@@ -34,10 +38,26 @@ class Framework(NamedTuple):
     """Whether keys may be written with dashes: `num-layers`, `--num-layers`."""
     detected_first: bool
     """Whether this framework has priority if a config has keys of several frameworks."""
+    also: Collection[str] = ()
+    """Keys of which one must be set, too, if a file is recognised by its keys; none if empty."""
+    commands: Collection[str] = ()
+    """Commands of the framework, such as `megatron sft`: a script that starts one is the framework's."""
+    sections: Collection[str] = ()
+    """Sections whose names the table leaves out: `model.num_layers` is its num_layers."""
+    aliases: Mapping[str, str] = MappingProxyType({})
+    """Names of the table, by the framework's own names for the same."""
+
+    def written(self, key: str) -> str:
+        """Return a key as the framework's own code names it."""
+        return key.lstrip("-").replace("-", "_") if self.dashes else key
 
     def name_of(self, key: str) -> str:
         """Return a key as written in the table."""
-        return key.lstrip("-").replace("-", "_") if self.dashes else key
+        written = self.written(key)
+        section, _, rest = written.partition(".")
+        inside = rest and section in self.sections and rest != TARGET
+        name = rest.lstrip("_") if inside else written
+        return self.aliases.get(name, name)
 
 
 def read_head(text: str) -> dict[str, str]:
@@ -60,6 +80,10 @@ def framework_of(name: str, facts: Mapping[str, str]) -> Framework:
         facts.get("names", "").split(),
         facts.get("dashes") == "yes",
         facts.get("detected_first") == "yes",
+        facts.get("also", "").split(),
+        tuple(filter(None, map(str.strip, facts.get("commands", "").split("|")))),
+        facts.get("sections", "").split(),
+        MappingProxyType(dict(item.split("=") for item in facts.get("aliases", "").split())),
     )
 
 
@@ -76,21 +100,47 @@ def frameworks() -> tuple[Framework, ...]:
 def recognise(root: Node, path: str, imported: Collection[str], text: str = "") -> Framework | None:
     """Return the framework of a config, by the packages that it imports, else by the names that it sets.
 
-    `text`: the text of a script, which is not evaluated but searched for command-line arguments.
+    `text`: the text of a script, which is not evaluated but searched for commands and command-line arguments.
     """
+    if path.endswith(TOML):
+        root, text = _root_of_toml(text, path) if text else root, ""
     known = [framework for framework in frameworks() if path.endswith(framework.endings)]
     # Frameworks without Python configs come first: GPT-NeoX's YAML and ColossalAI's Python both have fp16.
-    known.sort(key=lambda framework: (".py" in framework.endings, not framework.detected_first))
+    # Frameworks that are recognised by two kinds of keys are the most certain.
+    known.sort(key=lambda item: (not item.also, ".py" in item.endings, not item.detected_first))
+    for framework in known:
+        if any(starts(command, text) for command in framework.commands):
+            return framework
     # Imports are more certain than names, some of which several frameworks share.
     for framework in known:
         if not set(imported).isdisjoint(framework.packages):
             return framework
-    by_name = (framework for framework in known if any(names_in(root, framework)) or any(_arguments(text, framework)))
+    by_name = (framework for framework in known if _is_named(root, framework) or any(_arguments(text, framework)))
     return next(by_name, None)
 
 
+def starts(command: str, text: str) -> bool:
+    """Return whether a script starts a command, by its text."""
+    words = r"\s+".join(map(re.escape, command.split()))
+    return bool(text) and re.search(rf"^[^#\n]*?(?<![\w./-])(?:\S*/)?{words}(?![\w-])", text, re.MULTILINE) is not None
+
+
+def _root_of_toml(text: str, path: str) -> Node:
+    from dslpar.language.toml_io import load_toml  # few configs are TOML
+
+    return load_toml(text, path).root
+
+
+def _is_named(root: Node, framework: Framework) -> bool:
+    """Return whether a config sets keys by which a framework is recognised."""
+    if not any(names_in(root, framework)):
+        return False
+    return not framework.also or any(names_in(root, framework._replace(names=framework.also)))
+
+
 def _arguments(text: str, framework: Framework) -> Iterator[bool]:
-    return (f"--{name.replace('_', '-')} " in text for name in framework.names if text and framework.dashes)
+    is_by_name = text and framework.dashes and not framework.also
+    return (f"--{name.replace('_', '-')} " in text for name in framework.names if is_by_name)
 
 
 def imported_packages(text: str, path: str) -> Iterator[str]:
@@ -108,5 +158,5 @@ def imported_packages(text: str, path: str) -> Iterator[str]:
 
 def names_in(root: Node, framework: Framework) -> Iterator[str]:
     """Yield the framework's names that a config sets."""
-    top = {framework.name_of(str(key)) for key in root.value}
+    top = {framework.written(str(key)) for key in root.value}
     return (name for name in framework.names if name in top or root.get(name) is not None)

@@ -36,6 +36,8 @@ class OtherFramework(NamedTuple):
     """Feature -> its source. `features_of` describes features."""
     commands: Mapping[str, str]
     """Command that a script starts -> its source."""
+    without: tuple[str, ...]
+    """Features that its files do not have: files with one of them are for `dslpar import`."""
     help: str
     """What becomes of such a file in a dslpar config."""
 
@@ -56,6 +58,7 @@ def other_frameworks() -> tuple[OtherFramework, ...]:
             least=row["least"],
             keys={key: source for source, keys in row["keys"].items() for key in keys},
             commands={command: source for source, commands in row["commands"].items() for command in commands},
+            without=tuple(row.get("without", ())),
             help=row["help"],
         )
         for name, row in load_table("other_frameworks").items()
@@ -72,7 +75,7 @@ def recognise(values: Mapping[str, Any], text: str, path: str) -> OtherFramework
     counts = [
         (len(features & framework.keys.keys()), framework)
         for framework in other_frameworks()
-        if path.endswith(framework.endings)
+        if path.endswith(framework.endings) and features.isdisjoint(framework.without)
     ]
     found = [(count, framework) for count, framework in counts if count >= framework.least]
     return max(found, key=lambda each: each[0])[1] if found else None

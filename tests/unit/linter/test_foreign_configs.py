@@ -15,7 +15,9 @@ from tests.support.lint import MODEL
 from tests.support.paths import ROOT
 
 TREES = ROOT / "tests/support/foreign_configs"
-TITLES = {"libai": "LiBai", "colossalai": "ColossalAI", "megatron": "Megatron-LM", "gpt_neox": "GPT-NeoX"}
+TITLES = {"libai": "LiBai", "colossalai": "ColossalAI", "megatron": "Megatron-LM", "gpt_neox": "GPT-NeoX",
+          "torchtitan": "torchtitan", "megatron_bridge": "Megatron-Bridge", "ms_swift": "ms-swift",
+          "megatron_yaml": "Megatron-LM's YAML"}  # fmt: skip
 NOT_RECOGNISED = {"from_environment.py"}  # none of its settings can be read
 FILES = [path for path in sorted(TREES.rglob("*.*")) if path.is_file() and path.name not in NOT_RECOGNISED]
 

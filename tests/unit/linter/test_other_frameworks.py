@@ -28,14 +28,14 @@ FILES = [
     ("a.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\nmixed_precision: bf16\n", "Accelerate"),
     ("a.json", '{"distributed_type": "NO", "num_processes": 1, "mixed_precision": "no"}', "Accelerate"),
     ("a.sh", "accelerate launch --config_file a.yaml train.py --model folder\n", "Accelerate"),
-    ("a.sh", SWIFT.format("NPROC_PER_NODE=8 \\\nmegatron sft"), "ms-swift"),
+    ("a.sh", SWIFT.format("NPROC_PER_NODE=8 \\\nmegatron export"), "ms-swift"),
     ("a.sh", SWIFT.format("CUDA_VISIBLE_DEVICES=0,1 swift rlhf"), "ms-swift"),
     ("a.yaml", "model: folder\ntrain_type: lora\ndataset: mine\nsplit_dataset_ratio: 0.1\n", "ms-swift"),
     ("a.yaml", "rlhf_type: grpo\nmodel: folder\nmax_completion_length: 64\ntrain:\n  gpus: 4\n", "ms-swift"),
     (
-        "a.toml",
-        "[job]\ndump_folder = 'out'\n[model]\nname = 'llama3'\nflavor = '8B'\n[optimizer]\nlr = 3e-4\n"
-        "[training]\nlocal_batch_size = 8\nsteps = 10\n[parallelism]\ntensor_parallel_degree = 2\n",
+        "a.yaml",
+        "job: {dump_folder: out}\nmodel: {name: llama3, flavor: 8B}\noptimizer: {lr: 3e-4}\n"
+        "training: {local_batch_size: 8, steps: 10}\nparallelism: {tensor_parallel_degree: 2}\n",
         "torchtitan",
     ),
     ("a.sh", "torchrun --nproc-per-node 8 -m torchtitan.train --job.config_file a.toml\n", "torchtitan"),

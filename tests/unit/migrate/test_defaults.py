@@ -24,7 +24,8 @@ from dslpar.migrate.writer import file_of
 from dslpar.schema import deepspeed_policy
 from dslpar.schema.sections import Train
 
-SUFFIX = {"colossalai": ".py", "libai": ".py", "deepspeed": ".json", "gpt_neox": ".yml", "megatron": ".sh"}
+SUFFIX = {"colossalai": ".py", "libai": ".py", "deepspeed": ".json", "gpt_neox": ".yml", "megatron": ".sh",
+          "torchtitan": ".toml", "megatron_bridge": ".yml", "megatron_yaml": ".yml", "ms_swift": ".yml"}  # fmt: skip
 BASES: Mapping[str, Mapping[str, Any]] = {
     "colossalai": {},
     "libai": {
@@ -34,6 +35,10 @@ BASES: Mapping[str, Mapping[str, Any]] = {
     "deepspeed": {"optimizer.type": "AdamW"},
     "gpt_neox": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "train_iters": 1000},
     "megatron": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "train_iters": 1000},
+    "torchtitan": {"model.name": "llama3", "model.flavor": "8B"},
+    "megatron_bridge": {"train.train_iters": 10},
+    "megatron_yaml": {"language_model.num_layers": 4, "train_iters": 10},
+    "ms_swift": {"model": "folder", "micro_batch_size": 1},
 }
 
 
@@ -49,7 +54,9 @@ def text_of(name: str, flat: Mapping[str, Any]) -> str:
         for part in above:
             level = level.setdefault(part, {})
         level[last] = {**level.get(last, {}), **value} if isinstance(value, dict) else value
-    if name in ("deepspeed", "gpt_neox"):
+    if name == "torchtitan":
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in flat.items() if value is not None)
+    if SUFFIX[name] in (".json", ".yml"):
         return json.dumps(tree)
     head = "from libai.config import LazyCall\n" if name == "libai" else ""
     return head + "".join(f"{key} = {_expression(value)}\n" for key, value in tree.items())

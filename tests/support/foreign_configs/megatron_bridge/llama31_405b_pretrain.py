@@ -1,0 +1,26 @@
+import torch
+
+from megatron.bridge import AutoBridge
+from megatron.bridge.peft.lora import LoRA
+from megatron.bridge.recipes.common import _peft_common, _pretrain_common, _sft_common
+from megatron.bridge.recipes.utils.optimizer_utils import distributed_fused_adam_with_cosine_annealing
+from megatron.bridge.training.comm_overlap import CommOverlapConfig
+from megatron.bridge.training.config import (
+    CheckpointConfig, ConfigContainer, DistributedDataParallelConfig, GPTDatasetConfig, LoggerConfig, RNGConfig,
+    TokenizerConfig, TrainingConfig, ValidationConfig,
+)
+from megatron.bridge.training.mixed_precision import bf16_mixed
+
+
+def llama31_405b_pretrain_config() -> ConfigContainer:
+    """llama31_405b_pretrain."""
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Llama-3.1-405B").to_megatron_provider(load_weights=False)
+    cfg.tokenizer.tokenizer_model = "meta-llama/Llama-3.1-405B"
+    cfg.model.tensor_model_parallel_size = 8
+    cfg.model.pipeline_model_parallel_size = 8
+    cfg.model.context_parallel_size = 4
+    cfg.model.virtual_pipeline_model_parallel_size = 2
+    cfg.model.sequence_parallel = True
+    cfg.model.account_for_loss_in_pipeline_split = True
+    return cfg

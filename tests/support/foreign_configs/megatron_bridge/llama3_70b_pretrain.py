@@ -1,0 +1,27 @@
+import torch
+
+from megatron.bridge import AutoBridge
+from megatron.bridge.peft.lora import LoRA
+from megatron.bridge.recipes.common import _peft_common, _pretrain_common, _sft_common
+from megatron.bridge.recipes.utils.optimizer_utils import distributed_fused_adam_with_cosine_annealing
+from megatron.bridge.training.comm_overlap import CommOverlapConfig
+from megatron.bridge.training.config import (
+    CheckpointConfig, ConfigContainer, DistributedDataParallelConfig, GPTDatasetConfig, LoggerConfig, RNGConfig,
+    TokenizerConfig, TrainingConfig, ValidationConfig,
+)
+from megatron.bridge.training.mixed_precision import bf16_mixed
+
+
+def llama3_70b_pretrain_config() -> ConfigContainer:
+    """llama3_70b_pretrain."""
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-70B").to_megatron_provider(load_weights=False)
+    cfg.tokenizer.tokenizer_model = "meta-llama/Meta-Llama-3-70B"
+    cfg.model.tensor_model_parallel_size = 4
+    cfg.model.pipeline_model_parallel_size = 4
+    cfg.model.context_parallel_size = 2
+    cfg.model.virtual_pipeline_model_parallel_size = 5
+    cfg.model.sequence_parallel = True
+    cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=True)
+    cfg.model.account_for_embedding_in_pipeline_split = True
+    return cfg

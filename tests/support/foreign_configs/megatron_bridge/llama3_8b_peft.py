@@ -1,0 +1,26 @@
+import torch
+
+from megatron.bridge import AutoBridge
+from megatron.bridge.peft.lora import LoRA
+from megatron.bridge.recipes.common import _peft_common, _pretrain_common, _sft_common
+from megatron.bridge.recipes.utils.optimizer_utils import distributed_fused_adam_with_cosine_annealing
+from megatron.bridge.training.comm_overlap import CommOverlapConfig
+from megatron.bridge.training.config import (
+    CheckpointConfig, ConfigContainer, DistributedDataParallelConfig, GPTDatasetConfig, LoggerConfig, RNGConfig,
+    TokenizerConfig, TrainingConfig, ValidationConfig,
+)
+from megatron.bridge.training.mixed_precision import bf16_mixed
+
+
+def llama3_8b_peft_config() -> ConfigContainer:
+    """llama3_8b_peft."""
+    cfg = _peft_common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-8B").to_megatron_provider(load_weights=False)
+    cfg.tokenizer.tokenizer_model = "meta-llama/Meta-Llama-3-8B"
+    cfg.model.tensor_model_parallel_size = 1
+    cfg.model.pipeline_model_parallel_size = 1
+    cfg.model.context_parallel_size = 1
+    cfg.peft.dim = 8
+    cfg.peft.alpha = 16
+    cfg.peft.target_modules = ["linear_qkv"]
+    return cfg

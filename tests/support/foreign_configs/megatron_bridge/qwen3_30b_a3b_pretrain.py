@@ -1,0 +1,27 @@
+import torch
+
+from megatron.bridge import AutoBridge
+from megatron.bridge.peft.lora import LoRA
+from megatron.bridge.recipes.common import _peft_common, _pretrain_common, _sft_common
+from megatron.bridge.recipes.utils.optimizer_utils import distributed_fused_adam_with_cosine_annealing
+from megatron.bridge.training.comm_overlap import CommOverlapConfig
+from megatron.bridge.training.config import (
+    CheckpointConfig, ConfigContainer, DistributedDataParallelConfig, GPTDatasetConfig, LoggerConfig, RNGConfig,
+    TokenizerConfig, TrainingConfig, ValidationConfig,
+)
+from megatron.bridge.training.mixed_precision import bf16_mixed
+
+
+def qwen3_30b_a3b_pretrain_config() -> ConfigContainer:
+    """qwen3_30b_a3b_pretrain."""
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("Qwen/Qwen3-30B-A3B").to_megatron_provider(load_weights=False)
+    cfg.tokenizer.tokenizer_model = "Qwen/Qwen3-30B-A3B"
+    cfg.model.tensor_model_parallel_size = 4
+    cfg.model.pipeline_model_parallel_size = 2
+    cfg.model.context_parallel_size = 1
+    cfg.model.expert_model_parallel_size = 4
+    cfg.model.moe_grouped_gemm = True
+    cfg.model.moe_permute_fusion = True
+    cfg.model.moe_token_dispatcher_type = "alltoall"
+    return cfg
