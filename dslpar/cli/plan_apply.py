@@ -1,6 +1,7 @@
 """`dslpar plan --apply N`: write a suggestion's overrides into the config's file.
 
-A value that the file has as a literal is replaced. Other values are added at the end of the file.
+Each key is set where the author wrote it or its section (`dslpar.language.source_edits`). What the file computes or
+imports is not changed: such keys are added at the end of the file.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
-from dslpar.core.errors import Fix, Location
 from dslpar.core.visible import visible
 from dslpar.forecast.candidate import candidate_of
+from dslpar.language import source_edits
 from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.linter import check, fixes
 from dslpar.planner.planning import Plan, Question, Suggestion, job_of
+from dslpar.schema.keys import shorthands
 
 
 def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:
@@ -38,7 +40,7 @@ def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:
     with open(path, "rb") as file:
         data = file.read()
     config = check.load(path, trusted=question.trusted)
-    for text in _texts(config, fixes.decode(data), words):
+    for text in _texts(question, config, fixes.decode(data), words):
         if _makes(question, plan, suggestion, text):
             return _written(path, data, text, words)
     sys.stderr.write(
@@ -47,40 +49,29 @@ def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:
     return 1
 
 
-def _texts(config: Config, text: str, words: Sequence[str]) -> Iterator[str]:
+def _texts(question: Question, config: Config, text: str, words: Sequence[str]) -> Iterator[str]:
     """Yield candidates for the file's new text, the preferred one first.
 
-    1. Values that are literals are changed in place, and the other overrides are added at the end.
+    1. Keys are set in their sections, and those that the file computes are added at the end.
     2. All overrides are added at the end.
     3. All are added at the end, as new sections. This suits a file whose sections come from a base config.
     """
-    in_place = [(word, fix) for word in words if (fix := _in_place(config, text, word)) is not None]
-    changed = [word for word, _ in in_place]
-    yield _with_lines(config, fixes.apply(text, [fix for _, fix in in_place]), [w for w in words if w not in changed])
+    yield _in_place(question, config, text, words)
     yield _with_lines(config, text, words)
     yield _with_lines(config._replace(root=config.root._replace(value={})), text, words)  # sections of a base config
 
 
-def _in_place(config: Config, text: str, word: str) -> Fix | None:
-    """Return the change in the text that sets an override in place; None if the file does not have this value."""
-    key, _, value = word.partition("=")
-    node = config.root
-    for part in key.split("."):
-        child = node.child(part)
-        if child is None:
-            return None
-        node = child
-    if os.path.realpath(node.location.path) != os.path.realpath(config.path):
-        return None
-    with contextlib.suppress(ValueError, SyntaxError):
-        ast.parse(_excerpt(text, node.location), mode="eval")
-        return Fix(node.location, _python(value))
-    return None
-
-
-def _excerpt(text: str, location: Location) -> str:
-    line = text.splitlines()[location.line - 1] if location.line == location.end_line else ""
-    return line[location.column - 1 : location.end_column - 1]
+def _in_place(question: Question, config: Config, text: str, words: Sequence[str]) -> str:
+    left = []
+    for word in words:
+        key, _, value = word.partition("=")
+        edit = source_edits.set_key(config, text, key, _python(value), shorthands())
+        if edit is None:
+            left.append(word)
+            continue
+        text = fixes.apply(text, [edit])
+        config = check.load(question.path, texts={os.path.realpath(question.path): text}, trusted=question.trusted)
+    return _with_lines(config, text, left)
 
 
 def _with_lines(config: Config, text: str, words: Sequence[str]) -> str:

@@ -548,3 +548,12 @@ def test_an_unknown_device_of_the_project_is_reported_there(tmp_path: Path, caps
     said = capsys.readouterr().err
     assert f"{project}:2:1: CFG230 bad-project-settings: unknown device 'h100' in [tool.dslpar]" in said
     assert "did you mean 'h100-80g'?" in said
+
+
+def test_apply_writes_a_key_into_its_section(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    llama.write_text(LLAMA.replace("zero = dict(stage=1)\n", "zero = 1\n").replace("micro_size=4", "micro_size=2"))
+    before = llama.read_text()
+    assert main(["plan", str(llama), *ON_H100, "--apply", "1"]) == 0
+    after = llama.read_text()
+    assert after.count("\n") == before.count("\n"), "no statement is added beside the sections"
+    assert "As `dslpar plan` suggests" not in after
