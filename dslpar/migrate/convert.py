@@ -15,7 +15,7 @@ from dslpar.core.suggest import did_you_mean, only_near
 from dslpar.language.tree import TARGET, Node
 from dslpar.migrate.defaults import defaults_of
 from dslpar.migrate.registry import TABLES
-from dslpar.migrate.sources import JSON_ENDINGS, Source, assigned
+from dslpar.migrate.sources import DEEPSPEED, JSON_ENDINGS, Source, assigned
 from dslpar.migrate.table import Epoch, Fate, Outcome, Row, Table, View, dead, dropped, filled, needed
 from dslpar.migrate.unread import UNREAD
 from dslpar.schema.sections_reader import SECTIONS
@@ -144,6 +144,8 @@ class Converter:
             nothing = "None sets nothing" if leaf.value is None else "an empty dict sets nothing"
             return dropped(row.why if row is not None and row.fate == "dropped" and not row.conversion else nothing)
         made = self.table.outcome(row, leaf.value, rest, self.view)
+        if self.model is not None and made.to.partition(".")[0] == "model":
+            return dropped("--model replaces it")
         if leaf.name in self.filled and made.fate in ("kept", "renamed", "changed"):
             return made._replace(fate="changed", why=self.filled[leaf.name])
         return made
@@ -172,7 +174,7 @@ class Converter:
             return Outcome("kept", leaf.name, leaf.value)
         if self.table.own_names and first not in known:
             return self.own_name(leaf, first)
-        if self.table.includes is not None and self.table.under and leaf.name.startswith(f"{self.table.under}."):
+        if self.table.under and leaf.name.startswith(f"{self.table.under}."):
             return self.unknown_in_section(leaf.name.removeprefix(f"{self.table.under}."))
         close = did_you_mean(leaf.name, [row.pattern for row in self.table.rows] + self.known_names())
         if self.table.ignores and first not in known:
@@ -185,8 +187,7 @@ class Converter:
 
     def unknown_in_section(self, name: str) -> Outcome:
         """Return the outcome of a key of DeepSpeed's section without a row, as in a file of DeepSpeed."""
-        inner = self.table.includes
-        assert inner is not None
+        inner = TABLES[DEEPSPEED]
         close = did_you_mean(name, [row.pattern for row in inner.rows])
         if inner.ignores and name.partition(".")[0] not in {row.pattern.partition(".")[0] for row in inner.rows}:
             ignored = f"{inner.title} ignores top-level keys that it does not know"

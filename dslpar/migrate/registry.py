@@ -61,7 +61,7 @@ def read_table(name: str, lists: Lists) -> Table:
         dict(_given(facts.get("unset", ""))),
         includes,
         functions.get("fill"),
-        under,
+        under or (includes.under if includes is not None else ""),
     )
 
 
