@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dslpar.migrate.conversions import number
+from dslpar.migrate.conversions import clip, number
 from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
 
 _MICRO = ("per_device_train_batch_size", "micro_batch_size")
@@ -39,6 +39,8 @@ def fill(key: str, view: View) -> tuple[object, str]:
     """Return the value of DeepSpeed's key that is "auto", and where it comes from; ("", "") if it is unknown."""
     if key == "scheduler.params.warmup_min_lr":
         return 0, "0"
+    if key == "train_batch_size" and all(_is_known(name, view) for name in list(_FILLED)[:2]):
+        return None, "micro size * accumulation * ranks, as dslpar does"
     if key == "optimizer.params.betas":
         betas = [view.value("adam_beta1"), view.value("adam_beta2")]
         return (betas, "adam_beta1 and adam_beta2") if None not in betas else ("", "")
@@ -51,6 +53,10 @@ def fill(key: str, view: View) -> tuple[object, str]:
         if is_size and not (key.endswith("_num_steps") and (value < 1 or value != int(value))):
             return value, other
     return "", ""
+
+
+def _is_known(key: str, view: View) -> bool:
+    return any(view.value(other) is not None for other in _FILLED[key])
 
 
 def _half(dtype: str, view: View) -> tuple[object, str]:
@@ -153,7 +159,7 @@ _OPTIMIZERS = {"adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "adamw_hf":
                "adamw": "AdamW", "sgd": "SGD"}  # fmt: skip
 
 
-def optimizer(value: object, view: View, row: Row) -> Outcome:
+def trainer_optimizer(value: object, view: View, row: Row) -> Outcome:
     """Convert Trainer's name of the optimizer."""
     made = _OPTIMIZERS.get(str(value))
     if made is None:
@@ -169,7 +175,7 @@ def of_adam(value: object, view: View, row: Row) -> Outcome:
     return betas(value, view, row) if row.to.endswith("betas") else row.as_is(value)
 
 
-def scheduler(value: object, view: View, row: Row) -> Outcome:
+def trainer_scheduler(value: object, view: View, row: Row) -> Outcome:
     """Convert Trainer's name of the learning rate's schedule."""
     known = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
     made = known.get(str(value))
@@ -192,7 +198,7 @@ def by_steps(value: object, view: View, row: Row) -> Outcome:
 # Precision, ZeRO, parallelism -----------------------------------------------------------------------------------------
 
 
-def half_precision(value: object, view: View, row: Row) -> Outcome:
+def dtype_switch(value: object, view: View, row: Row) -> Outcome:
     """Convert the switch of fp16 or bf16; the row's argument is the type."""
     if value is True or (value == "auto" and row.argument == "bf16"):
         why = "a type in place of a switch" if value is True else '"auto": Axolotl takes bf16 where the GPU has it'
@@ -256,17 +262,13 @@ def offloaded(value: object, view: View, row: Row) -> Outcome:
     """Convert the switch of FSDP's offloading."""
     if value is not True:
         return dropped("off")
-    return changed(row.to, "cpu", "FSDP offloads parameters, gradients and optimizer", {"zero.offload_optimizer.device": "cpu"})
+    why = "FSDP offloads parameters, gradients and optimizer"
+    return changed(row.to, "cpu", why, {"zero.offload_optimizer.device": "cpu"})
 
 
 def device(value: object, view: View, row: Row) -> Outcome:
     """Convert the device of ZeRO's offloading."""
     return dropped("no offloading") if value == "none" else row.as_is(value)
-
-
-def clip(value: object, view: View, row: Row) -> Outcome:
-    """Keep a bound of the gradient norm; 0 means no bound."""
-    return dropped("0 turns clipping off, as does leaving the key out") if value == 0 else row.as_is(value)
 
 
 def checkpointing(value: object, view: View, row: Row) -> Outcome:
@@ -279,17 +281,6 @@ def checkpointing(value: object, view: View, row: Row) -> Outcome:
 def size(value: object, view: View, row: Row) -> Outcome:
     """Convert the size of a group; 1, or -1, means none."""
     return dropped(f"{value} means none") if value in (0, 1, -1) else row.as_is(value)
-
-
-def plugin_size(value: object, view: View, row: Row) -> Outcome:
-    """Convert a group's size; further keys that it implies are written in the row's `to`."""
-    if value in (0, 1, -1):
-        return dropped(f"{value} means none")
-    section = row.to.rpartition(".")[0]
-    also = {"parallel.tensor": {"mode": "1d"}, "parallel.context": {"impl": "ring"}}.get(section, {})
-    if "sp_size" in row.pattern:
-        also = {"impl": "ulysses"}
-    return changed(row.to, value, "only dslpar's layers are partitioned", {f"{section}.{key}": it for key, it in also.items()})
 
 
 def implied_size(value: object, view: View, row: Row) -> Outcome:
@@ -315,5 +306,7 @@ def report_to(value: object, view: View, row: Row) -> Outcome:
     return dropped("its trackers are sections of `monitor`", also)
 
 
-_PLUGIN = {function.__name__: function for function in (zero_stage, device, clip, sharding, reshard, offloaded, checkpointing,
-                                                        plugin_size, size)}  # fmt: skip
+_PLUGIN = {
+    function.__name__: function
+    for function in (zero_stage, device, clip, sharding, reshard, offloaded, checkpointing, size)
+}
