@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "file",
         metavar="FILE",
-        help="a config of ColossalAI or LiBai (.py), DeepSpeed (.json), GPT-NeoX (.yml) or Megatron-LM (.sh)",
+        help="a config of a framework, such as ColossalAI (.py), DeepSpeed (.json), Accelerate (.yaml) or Megatron-LM (.sh)",
     )
     add("-o", "--output", dest="out", metavar="OUT", help="the file to write; default: -, stdout")
     add("--from", dest="source", choices=tuple(TABLES), help="the config's framework; default: detected from FILE")

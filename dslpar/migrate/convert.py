@@ -211,6 +211,8 @@ class Converter:
 
     def settle(self, leaf: Leaf, outcome: Outcome) -> None:
         """Record an outcome, and its value unless another key has set it."""
+        if outcome.fate in ("kept", "renamed"):  # rows of an included table are written for its own keys
+            outcome = outcome._replace(fate="kept" if outcome.to == leaf.name else "renamed")
         if outcome.fate in ("kept", "renamed", "changed") and outcome.to:
             other = self.clash(outcome.to)
             if other and self.values.get(outcome.to, outcome) == outcome.value:

@@ -43,7 +43,10 @@ def read_table(name: str, lists: Lists) -> Table:
     facts = read_head(text)
     included, _, under = facts.get("include", "").partition(" under ")
     includes = read_table(included, lists) if included else None
-    rows = (*_rows(text.partition("\n\n")[2], lists), *(_below(row, under) for row in (includes.rows if includes else ())))
+    rows = (
+        *_rows(text.partition("\n\n")[2], lists),
+        *(_below(row, under) for row in (includes.rows if includes else ())),
+    )
     functions = {**vars(conversions), **(includes.conversions if includes else {})}
     for module in dict.fromkeys((facts.get("conversions", name), name)):
         functions |= vars(import_module(f"dslpar.migrate.{module}")) if find_spec(f"dslpar.migrate.{module}") else {}

@@ -24,9 +24,19 @@ from dslpar.migrate.writer import file_of
 from dslpar.schema import deepspeed_policy
 from dslpar.schema.sections import Train
 
-SUFFIX = {"colossalai": ".py", "libai": ".py", "deepspeed": ".json", "gpt_neox": ".yml", "megatron": ".sh"}
+SUFFIX = {
+    "colossalai": ".py",
+    "libai": ".py",
+    "deepspeed": ".json",
+    "gpt_neox": ".yml",
+    "megatron": ".sh",
+} | dict.fromkeys(("accelerate", "axolotl", "llama_factory", "training_arguments"), ".yaml")
 BASES: Mapping[str, Mapping[str, Any]] = {
     "colossalai": {},
+    "accelerate": {},
+    "axolotl": {},
+    "llama_factory": {"finetuning_type": "lora"},
+    "training_arguments": {},
     "libai": {
         "model._target_": "GPTForPreTraining",
         "model.cfg": {"hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256},
@@ -49,7 +59,7 @@ def text_of(name: str, flat: Mapping[str, Any]) -> str:
         for part in above:
             level = level.setdefault(part, {})
         level[last] = {**level.get(last, {}), **value} if isinstance(value, dict) else value
-    if name in ("deepspeed", "gpt_neox"):
+    if SUFFIX[name] in (".json", ".yml", ".yaml"):
         return json.dumps(tree)
     head = "from libai.config import LazyCall\n" if name == "libai" else ""
     return head + "".join(f"{key} = {_expression(value)}\n" for key, value in tree.items())
