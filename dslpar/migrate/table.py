@@ -2,8 +2,8 @@
 
     title: LiBai                                                      # facts about the framework, up to an empty line
     packages: libai oneflow                                           # see `Framework` and `Table`
-    include: deepspeed under deepspeed                                # its section of this name has DeepSpeed's keys, or
-                                                                      # names a JSON file that has them
+    include: deepspeed under deepspeed                                # its section of this name has DeepSpeed's keys,
+                                                                      # or names a JSON file that has them
 
     renamed train.log_period -> train.log_interval                    # fate, their key -> dslpar's key | reason
     dropped train.dist.{num_nodes num_gpus_per_node} | the hostfile sets it                    # {...}: one row each
@@ -169,7 +169,7 @@ Conversion = Callable[[object, View, Row], object]
 
 
 Fill = Callable[[str, View], tuple[object, str]]
-"""Function of a key of DeepSpeed and the view: the value of its "auto", and where it comes from; ("", "") if unknown."""
+"""Function of DeepSpeed's key and the view: the value of its "auto" and where it comes from; ("", "") if unknown."""
 
 
 class Table(NamedTuple):

@@ -47,6 +47,10 @@ BASES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+FEWEST = {"accelerate": 1, "axolotl": 11}
+"""Sources that have fewer defaults with a counterpart: the program, or the model, sets the others."""
+
+
 def text_of(name: str, flat: Mapping[str, Any]) -> str:
     """Return a source of the framework `name` with these dotted keys."""
     if name == "megatron":
@@ -190,7 +194,7 @@ def is_compared(name: str, default: Default) -> bool:
 def test_silence_is_the_same_as_the_default(name: str) -> None:
     """Go over every key that both sides have."""
     defaults = [default for default in TABLES[name].defaults if is_compared(name, default)]
-    assert len(defaults) > 15
+    assert len(defaults) > FEWEST.get(name, 15)
     for default in defaults:
         silent = {key: value for key, value in (BASES[name] | fulfilled(default)).items() if key != default.key}
         explicit = made_of(name, {**silent, default.key: default.value}).values
