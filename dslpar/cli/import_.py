@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "file",
         metavar="FILE",
-        help="a config of ColossalAI or LiBai (.py), DeepSpeed (.json), GPT-NeoX (.yml), Megatron-LM (.sh, .yaml), "
-        "ms-swift (.sh, .yaml), torchtitan (.toml, .py) or Megatron-Bridge (.py, .yaml)",
+        help="a config of a framework, such as ColossalAI (.py), DeepSpeed (.json), Accelerate (.yaml), "
+        "torchtitan (.toml) or Megatron-LM (.sh)",
     )
     add("-o", "--output", dest="out", metavar="OUT", help="the file to write; default: -, stdout")
     add("--from", dest="source", choices=tuple(TABLES), help="the config's framework; default: detected from FILE")

@@ -6,7 +6,8 @@ A leaf is a value that is not a mapping, an empty mapping, or the class of a Laz
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os.path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dslpar.core.errors import Finding, Location
@@ -14,7 +15,7 @@ from dslpar.core.suggest import did_you_mean, only_near
 from dslpar.language.tree import TARGET, Node
 from dslpar.migrate.defaults import defaults_of
 from dslpar.migrate.registry import TABLES
-from dslpar.migrate.sources import JSON_ENDINGS, Source, assigned
+from dslpar.migrate.sources import DEEPSPEED, JSON_ENDINGS, Source, assigned
 from dslpar.migrate.table import Epoch, Fate, Outcome, Row, Table, View, dead, dropped, filled, needed
 from dslpar.migrate.unread import UNREAD
 from dslpar.schema.sections_reader import SECTIONS
@@ -22,6 +23,8 @@ from dslpar.schema.sections_reader import SECTIONS
 IMPLIED = "implied by "
 ENDING = "(ending)"
 """What a default may depend on as on a key: the ending of the source's file, such as py."""
+AUTO = "auto"
+"""Value of a DeepSpeed key that Hugging Face's libraries fill in."""
 
 
 class Entry(NamedTuple):
@@ -81,6 +84,9 @@ class Converter:
             for leaf in leaves_of(source.config.root, self.table)
             if leaf.value != {} or not any(path.startswith(f"{leaf.key}.") for path in source.config.unknown)
         ]
+        self.filled: dict[str, str] = {}
+        """Where the value of an "auto" comes from, by key."""
+        self.leaves = list(self.with_autos(self.leaves))
         named = {ENDING: source.path.rpartition(".")[2]}
         named |= {leaf.name: leaf.value for leaf in self.leaves if leaf.is_known}
         self.unread = _unread(source, self.table)
@@ -88,13 +94,28 @@ class Converter:
         model_class = "GPT" if model else _model_of(source.config.root, self.table.wrapper)
         self.defaults = defaults_of(named, self.table.defaults)
         silent = {key: default.value for key, default in self.defaults.items()}
-        self.view = View(named, source.config.names_read, model_class, epoch, silent)
+        folder = os.path.dirname(source.path)
+        self.view = View(named, source.config.names_read, model_class, epoch, silent, folder)
         self.entries: list[Entry] = []
         self.values: dict[str, Any] = {}
         self.source_keys: dict[str, str] = {}
         """The source's key that each value comes from, by dslpar's key."""
         self.implied: list[tuple[str, Any, str, Location]] = []
         """Values that other keys imply: dslpar's key, the value, the source's key and its location."""
+
+    def with_autos(self, leaves: Sequence[Leaf]) -> Iterator[Leaf]:
+        """Yield the leaves; an "auto" of DeepSpeed's section has the value that the framework fills in, if known."""
+        values = {leaf.name: leaf.value for leaf in leaves}
+        silent = {key: default.value for key, default in defaults_of(values, self.table.defaults).items()}
+        view = View(values, defaults=silent, folder=os.path.dirname(self.source.path))
+        for leaf in leaves:
+            start = f"{self.table.under}."
+            if self.table.fill is not None and leaf.value == AUTO and leaf.name.startswith(start):
+                value, why = self.table.fill(leaf.name.removeprefix(start), view)
+                if why:
+                    self.filled[leaf.name] = f'"auto": {self.table.title} fills in {why}'
+                    leaf = leaf._replace(value=value)
+            yield leaf
 
     def run(self) -> Import:
         """Convert the source. The order matters, since an added value must not replace one that a key sets."""
@@ -122,10 +143,17 @@ class Converter:
         says_nothing = leaf.value is None or leaf.value == {}
         if row is None and not (says_nothing and self.is_section(leaf.name)):
             return self.unknown(leaf, first)
+        if says_nothing and leaf.name in self.filled:
+            return dropped(self.filled[leaf.name])
         if row is None or says_nothing:
             nothing = "None sets nothing" if leaf.value is None else "an empty dict sets nothing"
             return dropped(row.why if row is not None and row.fate == "dropped" and not row.conversion else nothing)
-        return self.table.outcome(row, leaf.value, rest, self.view)
+        made = self.table.outcome(row, leaf.value, rest, self.view)
+        if self.model is not None and made.to.partition(".")[0] == "model":
+            return dropped("--model replaces it")
+        if leaf.name in self.filled and made.fate in ("kept", "renamed", "changed"):
+            return made._replace(fate="changed", why=self.filled[leaf.name])
+        return made
 
     def is_section(self, name: str) -> bool:
         """Return whether rows match keys below this key, or the key is in a dslpar section that no row mentions."""
@@ -151,6 +179,8 @@ class Converter:
             return Outcome("kept", leaf.name, leaf.value)
         if self.table.own_names and first not in known:
             return self.own_name(leaf, first)
+        if self.table.under and leaf.name.startswith(f"{self.table.under}."):
+            return self.unknown_in_section(leaf.name.removeprefix(f"{self.table.under}."))
         if self.table.keys:
             close = did_you_mean(self.table.framework.written(leaf.key), sorted(self.table.keys))
         else:
@@ -162,6 +192,15 @@ class Converter:
         if self.table.partial:
             none = "dslpar import has no row for this key: leave it out"
         return needed(none + (f"; {close}" if close else ""))
+
+    def unknown_in_section(self, name: str) -> Outcome:
+        """Return the outcome of a key of DeepSpeed's section without a row, as in a file of DeepSpeed."""
+        inner = TABLES[DEEPSPEED]
+        close = did_you_mean(name, [row.pattern for row in inner.rows])
+        if inner.ignores and name.partition(".")[0] not in {row.pattern.partition(".")[0] for row in inner.rows}:
+            ignored = f"{inner.title} ignores top-level keys that it does not know"
+            return needed(f"{ignored}; {close}") if close else dead(ignored)
+        return needed(f"{inner.title} has no such key" + (f"; {close}" if close else ""))
 
     def own_name(self, leaf: Leaf, first: str) -> Outcome:
         """Drop a top-level variable of the author, unless its name resembles one of the framework's keys."""
@@ -180,6 +219,8 @@ class Converter:
 
     def settle(self, leaf: Leaf, outcome: Outcome) -> None:
         """Record an outcome, and its value unless another key has set it."""
+        if outcome.fate in ("kept", "renamed"):  # rows of an included table are written for its own keys
+            outcome = outcome._replace(fate="kept" if outcome.to == leaf.name else "renamed")
         if outcome.fate in ("kept", "renamed", "changed") and outcome.to:
             other = self.clash(outcome.to)
             if other and self.values.get(outcome.to, outcome) == outcome.value:

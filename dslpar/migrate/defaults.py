@@ -35,7 +35,7 @@ class Condition(NamedTuple):
         """Return whether a source with these values, and so far with these defaults, meets the condition."""
         value = values.get(self.key)
         if self.absent:
-            return value is None
+            return value is None and not any(key.startswith(f"{self.key}.") for key in values)
         if value is None and self.key in defaults:
             value = defaults[self.key].value
         if self.names:

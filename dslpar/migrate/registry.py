@@ -41,8 +41,12 @@ def read_table(name: str, lists: Lists) -> Table:
     """Read the table of the source `name`; `lists` are the lists that rows refer to with `@`."""
     text = resources.files("dslpar.migrate").joinpath(f"data/{name}.txt").read_text(encoding="utf-8")
     facts = read_head(text)
-    includes = read_table(facts["include"], lists) if "include" in facts else None
-    rows = (*_rows(text.partition("\n\n")[2], lists), *(includes.rows if includes else ()))
+    included, _, under = facts.get("include", "").partition(" under ")
+    includes = read_table(included, lists) if included else None
+    rows = (
+        *_rows(text.partition("\n\n")[2], lists),
+        *(_below(row, under) for row in (includes.rows if includes else ())),
+    )
     functions = {**vars(conversions), **(includes.conversions if includes else {})}
     for module in dict.fromkeys((facts.get("conversions", name), name)):
         functions |= vars(import_module(f"dslpar.migrate.{module}")) if find_spec(f"dslpar.migrate.{module}") else {}
@@ -62,7 +66,14 @@ def read_table(name: str, lists: Lists) -> Table:
         dict(_given(facts.get("unset", ""))),
         includes,
         listed,
+        functions.get("fill"),
+        under or (includes.under if includes is not None else ""),
     )
+
+
+def _below(row: Row, under: str) -> Row:
+    """Return a row of an included table, for the keys of the section that it is about."""
+    return row._replace(pattern=f"{under}.{row.pattern}", under=under) if under else row
 
 
 def _given(text: str) -> Iterator[tuple[str, object]]:

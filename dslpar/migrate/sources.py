@@ -7,8 +7,9 @@ an empty mapping, so that the keys that the source sets in it are still read. Th
 from __future__ import annotations
 
 import ast
+import os.path
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ from dslpar.language.errors import ConfigError
 from dslpar.language.finder import LIBAI, OURS, find_absolute, find_config, find_module, home_of_get_config, is_config
 from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.language.source import Source as Text
-from dslpar.language.source import parse
+from dslpar.language.source import parse, read_source
+from dslpar.language.tree import Node
 from dslpar.linter import check
 from dslpar.migrate import megatron_bridge, torchtitan
 from dslpar.migrate.recipes import ROOTS, Recipe, load_recipe, recipes_in
@@ -29,6 +31,8 @@ JSON_ENDINGS = (".json", ".hjson")
 TOML = ".toml"
 HELPERS = {"torchtitan": torchtitan.helpers, "megatron_bridge": megatron_bridge.helpers}
 """What well-known functions return that recipes call, by framework: functions of the file and its path."""
+DEEPSPEED = "deepspeed"
+"""The framework of a JSON file that has no key of any other."""
 SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
 
 
@@ -55,8 +59,9 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
         config = check.load_text(without_comments(text), shown)
         names = {*map(str, config.root.value)}
         ours = "model" in names and names <= {*SECTIONS, "resolved"}
-        other = next(name for name, table in TABLES.items() if ".json" in table.framework.endings)
-        return Source(name or (OURS if ours else other), path, config)
+        found = frameworks.recognise(config.root, path, ())
+        name = name or (OURS if ours else found.name if found is not None else DEEPSPEED)
+        return with_section_of_file(Source(name, path, config))
     if path.endswith(SHELL_ENDINGS):
         from dslpar.migrate.shell.arguments import load_arguments  # it uses the YAML parser, which is slow to import
 
@@ -75,7 +80,7 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
         return Source(chosen.framework, path, config, places=places)
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
     config = check.load_text(filled, path)
-    return Source(name or recognise(config, filled), path, config, missing)
+    return with_section_of_file(Source(name or recognise(config, filled), path, config, missing))
 
 
 def _recipes(text: str, path: str, name: str) -> list[Recipe]:
@@ -156,6 +161,54 @@ _NOISE = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|\t', re.DOT
 def without_comments(text: str) -> str:
     """Replace comments (those that DeepSpeed's reader accepts) and tabs by spaces, so that locations stay valid."""
     return _NOISE.sub(lambda found: found[0] if found[0][0] == '"' else re.sub(r"[^\n]", " ", found[0]), text)
+
+
+# A section in a file of its own ---------------------------------------------------------------------------------------
+
+
+def with_section_of_file(source: Source) -> Source:
+    """Read the JSON file that a config names in place of DeepSpeed's section. Its keys keep their locations there.
+
+    The path is tried from the config's folder and from each folder above, since programs start in their checkout.
+    """
+    table = TABLES.get(source.name)
+    node = source.config.root.get(table.under) if table is not None and table.under else None
+    if table is None or node is None or not isinstance(node.value, str) or not node.value.endswith(JSON_ENDINGS):
+        return source
+    file = nearest_file(node.value, source.path)
+    if file is None:
+        return source._replace(missing=(*source.missing, (node.location, node.value)))
+    text = read_source(file, {}).text
+    shown = file if file.endswith(YAML_ENDINGS) else f"{file}.json"
+    section = check.load_text(without_comments(text), shown)
+    root = _replaced(source.config.root, table.under.split("."), section.root._replace(key_location=node.key_location))
+    config = source.config._replace(
+        root=root,
+        findings=(*source.config.findings, *section.findings),
+        sources={**source.config.sources, file: text},
+        complete=source.config.complete and section.complete,
+    )
+    return source._replace(config=config)
+
+
+def nearest_file(name: str, path: str) -> str | None:
+    """Find a file from the folder of `path`, or from a folder above; None if there is none."""
+    folder = os.path.dirname(path) or "."
+    while True:
+        file = os.path.normpath(os.path.join(folder, name))
+        if os.path.isfile(file):
+            return file
+        above = os.path.dirname(os.path.abspath(folder))
+        if above == os.path.abspath(folder):
+            return None
+        folder = above
+
+
+def _replaced(root: Node, parts: Sequence[str], node: Node) -> Node:
+    """Return a tree with another node at a path that exists."""
+    first, *rest = parts
+    below = _replaced(root.value[first], rest, node) if rest else node
+    return root._replace(value={**root.value, first: below})
 
 
 # Missing imports ----------------------------------------------------------------------------------------------------

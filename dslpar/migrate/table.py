@@ -2,6 +2,8 @@
 
     title: LiBai                                                      # facts about the framework, up to an empty line
     packages: libai oneflow                                           # see `Framework` and `Table`
+    include: deepspeed under deepspeed                                # its section of this name has DeepSpeed's keys,
+                                                                      # or names a JSON file that has them
 
     renamed train.log_period -> train.log_interval                    # fate, their key -> dslpar's key | reason
     dropped train.dist.{num_nodes num_gpus_per_node} | the hostfile sets it                    # {...}: one row each
@@ -71,6 +73,8 @@ class View(NamedTuple):
     """Size of an epoch, from --num-samples, since no source contains it; None without that option."""
     defaults: Mapping[str, Any] = {}
     """The framework's defaults that apply to this source, by its keys."""
+    folder: str = ""
+    """Folder of the source, from which its relative paths start."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key; `default` if it is missing or None. Raises UnreadError if it was not evaluated."""
@@ -82,6 +86,12 @@ class View(NamedTuple):
     def value(self, key: str) -> Any:
         """Return what the framework takes for a key: the source's value, else its default; None without both."""
         return self.get(key, self.defaults.get(key))
+
+    def below(self, section: str) -> View:
+        """Return the view of a section that holds another framework's config, by that framework's keys."""
+        start = f"{section}."
+        values = {key.removeprefix(start): value for key, value in self.values.items() if key.startswith(start)}
+        return self._replace(values=values, defaults={})
 
     def any_of(self, *keys: str) -> Any:
         """Return the first of these keys' values that `get` finds, or None."""
@@ -137,6 +147,8 @@ class Row(NamedTuple):
     """First names that `**` may match; any name if empty."""
     needs_value: bool = True
     """Whether the row needs the key's evaluated value. If not, it is enough that the key exists."""
+    under: str = ""
+    """Section of the source that holds the config of an included table, whose conversions see only that section."""
 
     def rest(self, key: str) -> str | None:
         """Return the part of the key that `**` matches; None if the row does not match the key."""
@@ -155,6 +167,10 @@ class Row(NamedTuple):
 
 Conversion = Callable[[object, View, Row], object]
 """Function of a value, the view and the row that returns another value for `row.to`, or an Outcome."""
+
+
+Fill = Callable[[str, View], tuple[object, str]]
+"""Function of DeepSpeed's key and the view: the value of its "auto" and where it comes from; ("", "") if unknown."""
 
 
 class Table(NamedTuple):
@@ -183,6 +199,10 @@ class Table(NamedTuple):
     """Another table whose rows follow this one's."""
     keys: Collection[str] = frozenset()
     """All keys of the framework, if they are listed: another key is none of its, whatever row matches it."""
+    fill: Fill | None = None
+    """Function that fills in "auto" in the included table's section."""
+    under: str = ""
+    """Section of the source that the included table's rows are about, or key of the file that has these keys."""
 
     @property
     def title(self) -> str:
@@ -204,6 +224,9 @@ class Table(NamedTuple):
 
     def outcome(self, row: Row, value: object, rest: str, view: View) -> Outcome:
         """Return the outcome of a value by its row."""
+        if row.under:
+            view = view.below(row.under)
+            row = row._replace(pattern=row.pattern.removeprefix(f"{row.under}."))
         try:
             made = self.conversions[row.conversion](value, view, row) if row.conversion else row.as_is(value, row.why)
         except UnreadError as error:

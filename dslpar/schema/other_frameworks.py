@@ -1,9 +1,10 @@
 """Frameworks whose configs dslpar recognises, and cannot judge or convert.
 
-    recognise(values, text, "accelerate.yaml").title      # 'Accelerate'
+    recognise(values, text, "torchtitan.toml").title      # 'torchtitan'
 
 A framework is recognised by several keys that no other framework has. They are in the table
-data/other_frameworks.json, each below its source. A script is recognised by a command that it starts.
+data/other_frameworks.json, each below its source. A script is recognised by a command that it starts. A framework
+without keys has a table in dslpar/migrate/data: its config is converted, and the scripts that start it are not.
 """
 
 from __future__ import annotations

@@ -26,8 +26,13 @@ from dslpar.schema.sections import Train
 
 SUFFIX = {"colossalai": ".py", "libai": ".py", "deepspeed": ".json", "gpt_neox": ".yml", "megatron": ".sh",
           "torchtitan": ".toml", "megatron_bridge": ".yml", "megatron_yaml": ".yml", "ms_swift": ".yml"}  # fmt: skip
+SUFFIX |= dict.fromkeys(("accelerate", "axolotl", "llama_factory", "training_arguments"), ".yaml")
 BASES: Mapping[str, Mapping[str, Any]] = {
     "colossalai": {},
+    "accelerate": {},
+    "axolotl": {},
+    "llama_factory": {"finetuning_type": "lora"},
+    "training_arguments": {},
     "libai": {
         "model._target_": "GPTForPreTraining",
         "model.cfg": {"hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256},
@@ -40,6 +45,10 @@ BASES: Mapping[str, Mapping[str, Any]] = {
     "megatron_yaml": {"language_model.num_layers": 4, "train_iters": 10},
     "ms_swift": {"model": "folder", "micro_batch_size": 1},
 }
+
+
+FEWEST = {"accelerate": 1, "axolotl": 11}
+"""Sources that have fewer defaults with a counterpart: the program, or the model, sets the others."""
 
 
 def text_of(name: str, flat: Mapping[str, Any]) -> str:
@@ -56,7 +65,7 @@ def text_of(name: str, flat: Mapping[str, Any]) -> str:
         level[last] = {**level.get(last, {}), **value} if isinstance(value, dict) else value
     if name == "torchtitan":
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in flat.items() if value is not None)
-    if SUFFIX[name] in (".json", ".yml"):
+    if SUFFIX[name] in (".json", ".yml", ".yaml"):
         return json.dumps(tree)
     head = "from libai.config import LazyCall\n" if name == "libai" else ""
     return head + "".join(f"{key} = {_expression(value)}\n" for key, value in tree.items())
@@ -187,7 +196,7 @@ def is_compared(name: str, default: Default) -> bool:
 def test_silence_is_the_same_as_the_default(name: str) -> None:
     """Go over every key that both sides have."""
     defaults = [default for default in TABLES[name].defaults if is_compared(name, default)]
-    assert len(defaults) > 15
+    assert len(defaults) > FEWEST.get(name, 15)
     for default in defaults:
         silent = {key: value for key, value in (BASES[name] | fulfilled(default)).items() if key != default.key}
         explicit = made_of(name, {**silent, default.key: default.value}).values

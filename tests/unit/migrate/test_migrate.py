@@ -798,7 +798,7 @@ def test_the_report_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("text", "name", "said"),
     [
         (GPT, "a.py", "is already a dslpar config"),
-        ("x = 1\n", "a.py", "a.py: give --from colossalai, deepspeed, gpt_neox, libai, megatron"),
+        ("x = 1\n", "a.py", "a.py: give --from accelerate, axolotl, colossalai"),
         ("fp16 = (\n", "a.py", "CFG001 syntax-error"),
         ("[1, 2", "a.json", "cannot read"),
         ("{\n  a: 1\n  fp16: {}\n}", "a.hjson", "a.hjson:3:7: CFG001"),

@@ -1,0 +1,60 @@
+"""Conversions for Accelerate's YAML (rows: data/accelerate.txt)."""
+
+from __future__ import annotations
+
+from dslpar.migrate.huggingface import implied_size, off
+from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
+
+_PLUGINS = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "MULTI_GPU", "MULTI_CPU", "NO")
+
+
+def distributed_type(value: object, view: View, row: Row) -> Outcome:
+    """Drop the kind of run; one of other hardware needs the author."""
+    if value in _PLUGINS or value is False:  # YAML reads a plain NO as False
+        return dropped(row.why)
+    return needed(f"{value!r}: dslpar runs on GPUs and CPUs, by DeepSpeed")
+
+
+def _unused(view: View) -> Outcome | None:
+    kind = view.value("distributed_type")
+    if kind in (None, "MEGATRON_LM"):
+        return None
+    return dropped(f"distributed_type is {kind!r}, so Accelerate does not read it")
+
+
+def megatron_size(value: object, view: View, row: Row) -> Outcome:
+    """Convert a group's size of Megatron's plugin, if it is used."""
+    return _unused(view) or implied_size(value, view, row)
+
+
+def megatron_sequence(value: object, view: View, row: Row) -> Outcome:
+    """Keep Megatron's sequence parallelism, which needs a tensor group."""
+    size = view.value("megatron_lm_config.megatron_lm_tp_degree")
+    if size in (None, 1):
+        return dropped("without a tensor group it has no effect")
+    return _unused(view) or row.as_is(value)
+
+
+def distributed_optimizer(value: object, view: View, row: Row) -> Outcome:
+    """Convert the switch of Megatron's distributed optimizer."""
+    made = changed(row.to, 1, "it shards optimizer states, as ZeRO 1") if value is True else dropped("off")
+    return _unused(view) or made
+
+
+def recomputed(value: object, view: View, row: Row) -> Outcome:
+    """Convert the granularity of recomputation."""
+    made = changed(row.to, 1, "each block is recomputed") if value == "full" else dropped("attention is fused")
+    return _unused(view) or made
+
+
+def replicas(value: object, view: View, row: Row) -> Outcome:
+    """Drop the number of replicas of HSDP; with shards beside them dslpar has no counterpart."""
+    shards = view.value("parallelism_config.parallelism_config_dp_shard_size")
+    if value in (0, 1, -1) or shards in (None, 1, -1):
+        return dropped(row.why)
+    return needed("HSDP shards within replicas: dslpar's ZeRO shards over all of them; leave it out", "zero.stage")
+
+
+def shards(value: object, view: View, row: Row) -> Outcome:
+    """Drop the number of FSDP's shards, which are all replicas in dslpar."""
+    return off(False, view, row)._replace(why=row.why)

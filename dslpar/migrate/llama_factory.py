@@ -1,0 +1,33 @@
+"""Conversions for LLaMA-Factory's YAML (rows: data/llama_factory.txt)."""
+
+from __future__ import annotations
+
+from dslpar.migrate.huggingface import lora_key
+from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
+
+
+def only_stage(value: object, view: View, row: Row) -> Outcome:
+    """Drop the stage whose loss is a language model's."""
+    if value in ("sft", "pt"):
+        return dropped(row.why)
+    return needed(f"{value!r}: dslpar trains with the loss of a language model")
+
+
+def finetuning(value: object, view: View, row: Row) -> Outcome:
+    """Drop the kind of fine-tuning that dslpar has; other kinds need the author."""
+    if value == "full":
+        return dropped("all weights are trained")
+    if value == "lora":
+        return dropped("lora_rank and further keys are model.lora")
+    return needed(f"{value!r}: dslpar trains all weights, or LoRA", row.to)
+
+
+def lora_target(value: object, view: View, row: Row) -> Outcome:
+    """Convert the modules that have adapters; LLaMA-Factory splits a text at commas, and "all" means linear ones."""
+    used = lora_key(value, view, row._replace(argument="finetuning_type lora"))
+    if used.fate == "dropped":
+        return used
+    if value == "all":
+        return changed(row.to, "all-linear", "all linear layers, by PEFT's name")
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    return row.as_is(value) if names == value else changed(row.to, names, "a list")
