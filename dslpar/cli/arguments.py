@@ -102,9 +102,7 @@ def load_configs(args: argparse.Namespace, parser: argparse.ArgumentParser, coun
         wanted = "one config" if count == 1 else f"{count} configs"
         parser.error(f"{parser.prog.split()[-1]} takes {wanted}, not {len(paths)}")
     project_in(".")
-    from dslpar.cli import foreign_files  # most configs are dslpar's own
-
-    return [foreign_files.load(path, overrides(args), args, parser) for path in paths]
+    return [check.load(path, overrides(args), trusted=getattr(args, "trust", ())) for path in paths]
 
 
 def project_in(folder: str) -> Project | None:

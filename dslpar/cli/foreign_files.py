@@ -60,9 +60,7 @@ def findings(
     return lint_text(text, config.path, world_size, cluster, args.source or "", model)
 
 
-def _of_program(
-    config: Config, found: list[Finding], world_size: int | None, cluster: Cluster | None
-) -> list[Finding]:
+def _of_program(config: Config, found: list[Finding], world_size: int | None, cluster: Cluster | None) -> list[Finding]:
     """Return the findings of the config that a program names, below a note; without such a file, what was found."""
     from dslpar.schema.python_programs import program_in  # few files get here
 
@@ -99,43 +97,46 @@ def _model(name: str | None, parser: argparse.ArgumentParser) -> Mapping[str, An
     return type_ | {str(key): child.plain() for key, child in node.value.items()}
 
 
-def load(
-    path: str, overrides: Sequence[str], args: argparse.Namespace, parser: argparse.ArgumentParser | None = None
-) -> Config:
+def load(path: str, overrides: Sequence[str], args: argparse.Namespace, parser: argparse.ArgumentParser) -> Config:
     """Load a config; one of another framework is converted in memory, and a note says what was assumed."""
-    trust = getattr(args, "trust", ())
-    config = check.load(path, overrides, trusted=trust)
-    text = config.sources.get(path)
-    if text is None or not may_be_foreign(config):
-        return config
-    if not is_foreign(path, check.lint(config)):
-        return config
-    made = converted(text, path, _model(getattr(args, "model", None), parser) if parser is not None else None)
+    trusted = tuple(getattr(args, "trust", ()))
+    made = converted(path, args, parser)
     if made is None:
-        return config
+        return check.load(path, overrides, trusted=trusted)
+    return check.load_text(made[1], made[0], overrides)._replace(trusted=trusted)
+
+
+def converted(path: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[str, str] | None:
+    """Convert another framework's config, and print what was assumed.
+
+    Return a path that ends with .py, and the text of the dslpar config; None if the file is not such a config.
+    """
+    name = getattr(args, "source", None) or ""
+    config = check.load(path)
+    text = config.sources.get(path)
+    if text is None or not (name or _is_config_of_others(config)):
+        return None
     from dslpar.migrate import writer
-    from dslpar.migrate.registry import TABLES
-
-    sys.stderr.write(visible(_assumed(made, path, TABLES[made.source.name].title)) + "\n")
-    again = check.load_text(writer.file_of(made), path if path.endswith(".py") else f"{path}.py", overrides)
-    return again._replace(trusted=tuple(trust))
-
-
-def may_be_foreign(config: Config) -> bool:
-    """Return whether a file can be another framework's: its ending, or sections that dslpar does not have."""
-    from dslpar.schema.sections_reader import SECTIONS
-
-    return not config.path.endswith(".py") or not {"model", "parallel"} <= {*config.root.value} & {*SECTIONS}
-
-
-def converted(text: str, path: str, model: Mapping[str, Any] | None = None, name: str = "") -> Import | None:
-    """Return the converted text of another framework; None if its framework is unknown, or it cannot be read."""
     from dslpar.migrate.convert import convert
     from dslpar.migrate.registry import TABLES
     from dslpar.migrate.sources import read_text
 
     source = read_text(text, path, name)
-    return convert(source, model) if source.config.complete and source.name in TABLES else None
+    if not source.config.complete or source.name not in TABLES:
+        return None
+    made = convert(source, _model(getattr(args, "model", None), parser))
+    sys.stderr.write(visible(_assumed(made, path, TABLES[source.name].title)) + "\n")
+    return path if path.endswith(".py") else f"{path}.py", writer.file_of(made)
+
+
+def _is_config_of_others(config: Config) -> bool:
+    if config.path.endswith(_ALWAYS_FOREIGN):
+        return True
+    from dslpar.schema.sections_reader import SECTIONS
+
+    if config.complete and not config.findings and {*map(str, config.root.value)} <= {*SECTIONS, "resolved"}:
+        return False  # most configs are dslpar's own, and need not be linted twice
+    return any(item.code == _FOREIGN for item in check.lint(config))
 
 
 def _assumed(made: Import, path: str, title: str) -> str:

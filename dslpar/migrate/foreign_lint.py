@@ -244,8 +244,7 @@ def _unknown_keys(made: Import, title: str) -> Iterator[Finding]:
         missing = entry.why.startswith(f"{title} has no such key;")
         if entry.key and (ignored or missing):
             close = entry.why.partition("; ")[2]
-            what = "and ignores it" if ignored else "of this name"
-            message = f"{title} has no key {entry.key!r}{', ' if ignored else ' '}{what}"
+            message = f"{title} has no key {entry.key!r}" + (", and ignores it" if ignored else "")
             yield make_finding(UNKNOWN_KEY, message, close or "leave it out", entry.location, entry.key)
 
 
@@ -254,7 +253,10 @@ def _not_judged(made: Import, title: str, judged: Collection[str]) -> Iterator[F
     left = [
         entry
         for entry in made.entries
-        if entry.key and entry.fate == "needed" and entry.key not in judged and not entry.why.startswith(f"{title} has no such key;")
+        if entry.key
+        and entry.fate == "needed"
+        and entry.key not in judged
+        and not entry.why.startswith(f"{title} has no such key;")
         and not entry.why.startswith(f"{title} ignores")
     ]
     if left:
