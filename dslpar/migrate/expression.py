@@ -82,7 +82,7 @@ def _keys(node: ast.AST) -> Iterator[str]:
         raise SyntaxError(f"not allowed in a condition: {ast.unparse(node)}")
 
 
-_ALLOWED = (
+_ALLOWED: tuple[type[ast.AST], ...] = (
     *(ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Constant, ast.List, ast.Tuple, ast.Load),
     *(ast.And, ast.Or, ast.Not, ast.USub, *_ARITHMETIC, *_COMPARISONS),
 )

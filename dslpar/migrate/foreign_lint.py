@@ -250,15 +250,9 @@ def _unknown_keys(made: Import, title: str) -> Iterator[Finding]:
 
 def _not_judged(made: Import, title: str, judged: Collection[str]) -> Iterator[Finding]:
     """Yield one finding that names the keys that dslpar cannot judge; `judged`: keys that have a finding."""
-    left = [
-        entry
-        for entry in made.entries
-        if entry.key
-        and entry.fate == "needed"
-        and entry.key not in judged
-        and not entry.why.startswith(f"{title} has no such key;")
-        and not entry.why.startswith(f"{title} ignores")
-    ]
+    not_there = (f"{title} has no such key;", f"{title} ignores")
+    needed = [entry for entry in made.entries if entry.key and entry.fate == "needed"]
+    left = [entry for entry in needed if entry.key not in judged and not entry.why.startswith(not_there)]
     if left:
         names = list(dict.fromkeys(entry.key for entry in left))
         shown = ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" * (len(names) > _MOST_NAMED))
