@@ -84,7 +84,9 @@ def _keys(node: ast.AST) -> Iterator[str]:
 
 _ALLOWED: tuple[type[ast.AST], ...] = (
     *(ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Constant, ast.List, ast.Tuple, ast.Load),
-    *(ast.And, ast.Or, ast.Not, ast.USub, *_ARITHMETIC, *_COMPARISONS),
+    *(ast.And, ast.Or, ast.Not, ast.USub),
+    *_ARITHMETIC,
+    *_COMPARISONS,
 )
 
 
