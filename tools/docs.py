@@ -56,6 +56,7 @@ FAMILIES = {
     "HST": "hosts and launchers",
     "CKP": "checkpoints and output",
     "FIT": "memory of the devices",
+    "FRN": "configs of other frameworks",
     "PERF": "legal, but slow",
     "DEAD": "keys without an effect",
 }

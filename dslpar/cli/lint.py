@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TextIO
 
-from dslpar.cli import arguments, lint_targets
+from dslpar.cli import arguments, foreign_files, lint_targets
 from dslpar.core.errors import Finding
 from dslpar.core.project import Project, add_trust, matches
 from dslpar.core.visible import json_text, visible
@@ -38,6 +38,10 @@ A config needs a model, unless your program passes it with dslpar.initialize(con
 such configs use --program: a missing model is then no error, and a note says that rules which need
 the model are skipped. Names in capitals then belong to the program. Configs with a model are linted
 as usual.
+
+A named config of another framework (DeepSpeed's JSON, GPT-NeoX's YAML, a script of Megatron-LM, and
+the others that `dslpar import` reads) is linted where it stands, at its own lines and in its own
+names. A named Python program is linted by the config that it names, if there is such a file.
 
 CODES are codes, names or prefixes of codes (PERF, TEN2), separated by commas. The most specific one
 decides, and --ignore wins a tie. Findings about files or rules that could not be checked (CFG001,
@@ -73,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_operands(parser, help=help, nargs="*")
     arguments.add_world(parser, exclude="; without --hostfile: skip these files and folders (old,tmp_*.py)")
     arguments.add_program(parser)
+    foreign_files.add_arguments(parser)
     add_trust(parser)
     arguments.add_format(parser, "text", "concise", "json", "github", "gitlab", "sarif")
     add = parser.add_argument
@@ -106,6 +111,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     def findings_of(config: Config) -> list[Finding]:
         includes, world_size = settings.selection_of(config.path), settings.world_size_of(config.path)
         found = check.lint(config, world_size, cluster=cluster, by_program=args.program)
+        if config.path in named and (args.source or foreign_files.is_foreign(config.path, found)):
+            found = foreign_files.findings(config, found, args, parser, world_size, cluster)
         return [item for item in found if includes(item)]
 
     if args.statistics and args.format in ("github", "gitlab", "sarif"):
@@ -113,6 +120,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     stdin = _read_stdin(args, parser)
     args.operands = args.operands or ["."]
     paths = [args.stdin_filename or STDIN if path == "-" else path for path in arguments.config_paths(args, parser)]
+    # In a folder, only dslpar's configs are linted; a config of another framework is linted if it is named.
+    named = set() if args.configs_only else {path for path in paths if not os.path.isdir(path)}
+    named |= {os.path.normpath(path) for path in named}
     configs, note = _load_configs(args, parser, paths, stdin, settings)
     if args.show_files or args.targets:
         return _listing(args, parser, configs)

@@ -8,7 +8,7 @@ import os
 import sys
 from textwrap import wrap
 
-from dslpar.cli import arguments, plan_apply, plan_dry_run, plan_trace
+from dslpar.cli import arguments, foreign_files, plan_apply, plan_dry_run, plan_trace
 from dslpar.core.project import add_trust
 from dslpar.forecast.device import DEVICES
 from dslpar.forecast.machine import MachineError, machine_of
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_operands(parser)
     arguments.add_world(parser)
     arguments.add_program(parser)
+    foreign_files.add_arguments(parser)
     add_trust(parser)
     add = parser.add_argument
     help = "the target device; default: cluster.device, or that of the hostfile, of pyproject.toml, or this machine's"
@@ -87,7 +88,14 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     cluster = arguments.load_cluster(args, parser, sources)
     path = _path(args, parser)
     args.world_size = arguments.default_world_size(args, path)
-    world_size = arguments.world_size(args, cluster, parser, lambda: check.load(path))
+    texts: dict[str, str] = {}
+    made = foreign_files.converted(path, args, parser)
+    if made is not None:
+        if args.apply is not None:
+            parser.error(f"--apply changes dslpar's configs: dslpar import {path} -o FILE writes one")
+        path, text = made
+        texts[os.path.realpath(path)] = text
+    world_size = arguments.world_size(args, cluster, parser, lambda: check.load(path, texts=texts))
     if world_size is None:
         return 1
     question = planning.Question(
@@ -96,6 +104,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         fixed=tuple(word.lstrip("~").partition("=")[0] for word in args.fix),
         trusted=tuple(args.trust),
         by_program=args.program,
+        texts=texts,
     )
     checked = question.check(world_size)
     arguments.print_findings(checked.findings, sources | dict(checked.config.sources))
@@ -117,15 +126,15 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
                 return 1
             job, costs_of = traced
         gc.disable()  # a search makes no reference cycles, and looking for them takes an eighth of its time
-        made = planning.plan_of(question, checked, job, machine, costs_of)
+        plan = planning.plan_of(question, checked, job, machine, costs_of)
     except (MachineError, planning.NoForecastError) as error:
         parser.error(str(error))
     finally:
         gc.enable()
     if args.apply is not None:
-        return _apply(args, parser, question, made)
-    sys.stdout.write(report.FORMATS[args.format](made))
-    return 1 if made.own.verdict == "does not fit" else 0
+        return _apply(args, parser, question, plan)
+    sys.stdout.write(report.FORMATS[args.format](plan))
+    return 1 if plan.own.verdict == "does not fit" else 0
 
 
 def _check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dslpar.cli import arguments
+from dslpar.cli import arguments, foreign_files
 from dslpar.core.project import add_trust
 from dslpar.core.visible import visible
 from dslpar.forecast.machine import MachineError, machine_of
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_operands(parser)
     arguments.add_world(parser)
     arguments.add_program(parser)
+    foreign_files.add_arguments(parser)
     add_trust(parser)
     arguments.add_format(parser, *FORMATS)
     help = "with --format html: write page.html, and each of its pictures as an SVG, to DIR instead of stdout"
@@ -43,7 +44,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("--output-dir goes with --format html")
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
-    (config,) = arguments.load_configs(args, parser)
+    paths = arguments.config_paths(args, parser)
+    if len(paths) != 1:
+        parser.error(f"show takes one config, not {len(paths)}")
+    arguments.project_in(".")
+    config = foreign_files.load(paths[0], arguments.overrides(args), args, parser)
     args.world_size = arguments.default_world_size(args, config.path)
     world_size = arguments.world_size(args, cluster, parser, lambda: config)
     if world_size is None:

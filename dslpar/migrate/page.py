@@ -7,6 +7,7 @@ from importlib import resources
 from itertools import groupby
 
 from dslpar.migrate.defaults import Default
+from dslpar.migrate.framework_rules import rules_of
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.table import FATES, Row, Table
 
@@ -28,7 +29,8 @@ def _section(table: Table) -> str:
     own = "Other names of the file's own are dropped; " if table.own_names else ""
     own += f"{table.includes.title}'s keys are as there; " if table.includes else ""
     last = f"{own}{'o' if own else 'O'}ther keys need you.\n"
-    return f"\n## {table.title}\n\n| key | fate | becomes | |\n|---|---|---|---|\n{rows}\n{last}{_defaults(table)}"
+    head = f"\n## {table.title}\n\n| key | fate | becomes | |\n|---|---|---|---|\n{rows}\n"
+    return head + last + _defaults(table) + _judged(table)
 
 
 def _defaults(table: Table) -> str:
@@ -42,6 +44,22 @@ def _defaults(table: Table) -> str:
         rows += f"| `{default.key}` | `{default.value!r}` | {_conditions(default)} | {place} |\n"
     head = f"Where the source is silent, {table.title}'s defaults are added:"
     return f"\n{head}\n\n| key | default | if | {table.title}'s code |\n|---|---|---|---|\n{rows}" if rows else ""
+
+
+def _judged(table: Table) -> str:
+    """Return what `dslpar lint` judges in a config of the framework, and the framework's own checks."""
+    rules = rules_of(table.framework.name)
+    codes = ", ".join(f"[{code}](rules/{code[:3]}.md)" for code in sorted(rules.judged))
+    text = f"\n`dslpar lint` judges {table.title}'s configs by {codes}"
+    unknown = [f"`{entry.subject}` ({entry.why})" for entry in rules.unknown]
+    text += f"; unknown are {' and '.join(unknown)}.\n" if unknown else ".\n"
+    if not rules.checks:
+        return text
+    rows = "".join(
+        f"| `{check.subject}` | {check.kind} | `{check.when}` | {check.source} |\n" for check in rules.checks
+    )
+    head = f"\nIt also knows these checks of {table.title}'s own:\n\n"
+    return f"{text}{head}| key | severity | if | checked by |\n|---|---|---|---|\n{rows}"
 
 
 def _conditions(default: Default) -> str:

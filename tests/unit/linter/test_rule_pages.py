@@ -17,7 +17,7 @@ from tests.support.rule_pages import sections
 
 PAGES = [page for page in pages() if not isinstance(page, Rule)]
 SECTIONS = ("What it does", "Why", "Example", "Use instead")
-FAMILIES = ("CFG", "PAR", "TEN", "PIP", "BAT", "ZER", "PRE", "DSC", "HST", "CKP", "FIT", "PERF", "DEAD")
+FAMILIES = ("CFG", "PAR", "TEN", "PIP", "BAT", "ZER", "PRE", "DSC", "HST", "CKP", "FIT", "PERF", "DEAD", "FRN")
 TWO = "parallel = dict(tensor=dict(size=2, mode='1d'))\n"
 
 

@@ -1,0 +1,146 @@
+"""Files of other frameworks, and programs, that are given to `dslpar lint`, `show` and `plan` as if they were configs.
+
+`lint` judges another framework's config where it stands. `show` and `plan` convert it in memory, and say what they
+assumed. For a program, `lint` judges the config that the program names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dslpar.core.errors import Finding
+from dslpar.core.visible import visible
+from dslpar.language.load import Config
+from dslpar.linter import check
+from dslpar.schema.frameworks import frameworks
+
+if TYPE_CHECKING:
+    from dslpar.cluster.hostfile import Cluster
+    from dslpar.migrate.convert import Import
+
+_FOREIGN, _PROGRAM = "CFG123", "CFG129"
+_ALWAYS_FOREIGN = (".hjson",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --from and --model."""
+    names = tuple(framework.name for framework in frameworks())
+    help = "the framework of the named files; default: detected from each file"
+    parser.add_argument("--from", dest="source", choices=names, help=help)
+    help = "for another framework's config without a model: take the model from this dslpar config"
+    parser.add_argument("--model", metavar="FILE", help=help)
+
+
+def is_foreign(path: str, found: Sequence[Finding]) -> bool:
+    """Return whether lint recognised a file as another framework's config, or as a program."""
+    return path.endswith(_ALWAYS_FOREIGN) or any(item.code in (_FOREIGN, _PROGRAM) for item in found)
+
+
+def findings(
+    config: Config,
+    found: list[Finding],
+    args: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    world_size: int | None,
+    cluster: Cluster | None,
+) -> list[Finding]:
+    """Return the findings about another framework's config, or about the config that a program names."""
+    text = config.sources.get(config.path)
+    if text is None:
+        return found  # the file cannot be read
+    if any(item.code == _PROGRAM for item in found) and not args.source:
+        return _of_program(config, found, world_size, cluster)
+    from dslpar.migrate.foreign_lint import lint_text  # few files get here
+
+    model = _model(args.model, parser)
+    return lint_text(text, config.path, world_size, cluster, args.source or "", model)
+
+
+def _of_program(config: Config, found: list[Finding], world_size: int | None, cluster: Cluster | None) -> list[Finding]:
+    """Return the findings of the config that a program names, below a note; without such a file, what was found."""
+    from dslpar.schema.python_programs import program_in  # few files get here
+
+    program = program_in(config.sources[config.path], config.path, ())
+    if program is None or not program.config or not program.is_ours:
+        return found
+    beside = os.path.join(os.path.dirname(config.path), program.config)
+    path = next((each for each in (beside, program.config) if os.path.isfile(each)), "")
+    if not path:
+        return found
+    named = check.load(path)
+    config.sources.update(named.sources)
+    notes = [
+        item._replace(
+            severity="info",
+            message=f"this is a Python program, and not a config; its config {path} is linted in its place",
+            help="",
+        )
+        for item in found
+        if item.code == _PROGRAM
+    ]
+    return [*notes, *check.lint(named, world_size, cluster=cluster, by_program=True)]
+
+
+def _model(name: str | None, parser: argparse.ArgumentParser) -> Mapping[str, Any] | None:
+    """Return the model section of the config that --model names."""
+    if name is None:
+        return None
+    config = check.load(name)
+    node = config.root.value.get("model")
+    if not config.complete or node is None or not node.is_mapping:
+        parser.error(f"--model {name}: {config.findings[0].message if config.findings else 'it has no model'}")
+    type_ = {} if node.target is None else {"type": node.target.name.removeprefix("dslpar.models.")}
+    return type_ | {str(key): child.plain() for key, child in node.value.items()}
+
+
+def load(path: str, overrides: Sequence[str], args: argparse.Namespace, parser: argparse.ArgumentParser) -> Config:
+    """Load a config; one of another framework is converted in memory, and a note says what was assumed."""
+    trusted = tuple(getattr(args, "trust", ()))
+    made = converted(path, args, parser)
+    if made is None:
+        return check.load(path, overrides, trusted=trusted)
+    return check.load_text(made[1], made[0], overrides)._replace(trusted=trusted)
+
+
+def converted(path: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[str, str] | None:
+    """Convert another framework's config, and print what was assumed.
+
+    Return a path that ends with .py, and the text of the dslpar config; None if the file is not such a config.
+    """
+    name = getattr(args, "source", None) or ""
+    config = check.load(path)
+    text = config.sources.get(path)
+    if text is None or not (name or _is_config_of_others(config)):
+        return None
+    from dslpar.migrate import writer
+    from dslpar.migrate.convert import convert
+    from dslpar.migrate.registry import TABLES
+    from dslpar.migrate.sources import read_text
+
+    source = read_text(text, path, name)
+    if not source.config.complete or source.name not in TABLES:
+        return None
+    made = convert(source, _model(getattr(args, "model", None), parser))
+    sys.stderr.write(visible(_assumed(made, path, TABLES[source.name].title)) + "\n")
+    return path if path.endswith(".py") else f"{path}.py", writer.file_of(made)
+
+
+def _is_config_of_others(config: Config) -> bool:
+    if config.path.endswith(_ALWAYS_FOREIGN):
+        return True
+    from dslpar.schema.sections_reader import SECTIONS
+
+    if config.complete and not config.findings and {*map(str, config.root.value)} <= {*SECTIONS, "resolved"}:
+        return False  # most configs are dslpar's own, and need not be linted twice
+    return any(item.code == _FOREIGN for item in check.lint(config))
+
+
+def _assumed(made: Import, path: str, title: str) -> str:
+    from dslpar.migrate.foreign_lint import assumed
+
+    added = ", ".join(assumed(made.entries)) or "nothing"
+    return f"{path} is a config of {title}, converted in memory (dslpar import writes it); assumed: {added}"

@@ -1,0 +1,265 @@
+"""Lint another framework's config where it stands: findings at its own lines and in its own names.
+
+`dslpar import`'s tables say which dslpar key each of its keys is. From the values that the author wrote, and from the
+framework's defaults, a dslpar config is made in memory. dslpar's rules run over it, and those count that hold in the
+framework as well (`framework_rules`). The framework's own checks are in the same files.
+
+What nobody knows is unknown, and judged by no rule: a value that the framework's program sets, one that dslpar would
+add, or one that the tables cannot translate. So a finding is never about a value that the author did not write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dslpar.core.catalog import finding as make_finding
+from dslpar.core.errors import Finding, Location
+from dslpar.language.load import Config
+from dslpar.language.tree import Node
+from dslpar.linter import check
+from dslpar.migrate import expression
+from dslpar.migrate.convert import IMPLIED, Converter, Import, refused
+from dslpar.migrate.convert import Entry as Converted
+from dslpar.migrate.framework_rules import Entry, Rules, rules_of
+from dslpar.migrate.sources import Source, read_text
+from dslpar.migrate.unread import UNREAD
+from dslpar.schema.frameworks import frameworks
+
+if TYPE_CHECKING:
+    from dslpar.cluster.hostfile import Cluster
+
+CODES: Mapping[str, str] = {"error": "FRN201", "warning": "FRN202", "info": "FRN203"}
+"""Severity of a check of the framework -> the code of its findings."""
+UNKNOWN_KEY, NOT_JUDGED = "FRN204", "FRN205"
+_MOST_NAMED = 8
+"""Keys that one finding names."""
+
+
+class Linted(NamedTuple):
+    """A source of another framework, and what was found about it."""
+
+    made: Import
+    config: Config
+    """The dslpar config that the rules saw; its values are at the source's locations."""
+    findings: list[Finding]
+
+
+def lint_text(
+    text: str,
+    path: str,
+    world_size: int | None = None,
+    cluster: Cluster | None = None,
+    name: str = "",
+    model: Mapping[str, Any] | None = None,
+) -> list[Finding]:
+    """Return the findings about a source's text; none if its framework is unknown (`name`: the framework, if given)."""
+    source = read_text(text, path, name)
+    if not source.config.complete:
+        return refused(source)
+    if source.name not in {framework.name for framework in frameworks()}:
+        return []
+    return lint_source(source, world_size, cluster, model).findings
+
+
+def lint_source(
+    source: Source,
+    world_size: int | None = None,
+    cluster: Cluster | None = None,
+    model: Mapping[str, Any] | None = None,
+) -> Linted:
+    """Lint an evaluated source for a world size."""
+    converter = Converter(source, model, None)
+    made = converter.run()
+    rules = rules_of(source.name)
+    places = _places(source, made)
+    config = _config_of(made, places, rules)
+    found = [
+        *_language(source),
+        *_own_checks(converter, rules, world_size),
+        *_of_dslpar(config, made, rules, world_size, cluster),
+        *_unknown_keys(made, converter.table.title),
+    ]
+    found += _not_judged(made, converter.table.title, {item.key for item in found})
+    unique = dict.fromkeys(found)
+    return Linted(made, config, sorted(unique, key=Finding.sort_key))
+
+
+def _language(source: Source) -> list[Finding]:
+    """Return what the evaluator found, except about the language of Python configs, which is dslpar's own."""
+    at_home = [item for item in source.config.findings if item.code == "CFG012"]
+    return [item._replace(location=item.location._replace(path=source.path)) for item in at_home]
+
+
+# The dslpar config --------------------------------------------------------------------------------------------------
+
+
+def _places(source: Source, made: Import) -> dict[str, Location]:
+    """Return the location of each dslpar key that a key of the source sets: that of its value."""
+    places = {}
+    for entry in made.entries:
+        if entry.key and entry.to and entry.fate in ("kept", "renamed", "changed"):
+            node = source.config.root.get(entry.key)
+            plain = node is not None and not node.is_mapping and node.location.path == source.config.path
+            place = node.location._replace(path=source.path) if plain and node is not None else entry.location
+            places[entry.to] = place
+    return places
+
+
+def _config_of(made: Import, places: Mapping[str, Location], rules: Rules) -> Config:
+    """Make the dslpar config of which each value is at the source's location, and the other values are unknown."""
+    whole = Location(made.source.path)
+    unknown = {key for entry in rules.unknown for key in entry.subject.split()}
+    unknown |= {entry.to for entry in made.entries if entry.fate == "needed" and entry.to}
+    unknown |= {entry.to for entry in made.entries if entry.fate == "added" and _is_of_dslpar(entry, made)}
+    # A key that the source does set is known, although the source usually cannot tell it.
+    unknown = {key for key in unknown if not any(f"{each}.".startswith(f"{key}.") for each in places)}
+    root: dict[Any, Node] = {}
+    for key, value in made.values.items():
+        if any(f"{key}.".startswith(f"{each}.") for each in unknown):
+            continue
+        level, parts = root, key.split(".")
+        for part in parts[:-1]:
+            node = level.setdefault(part, Node({}, whole))
+            if not node.is_mapping:  # a shorthand, such as parallel.tensor=4, which another key extends
+                break
+            level = node.value
+        else:
+            level[parts[-1]] = _node(value, places.get(key, whole))
+    text = made.source.config.sources.get(made.source.config.path, "")
+    return Config(made.source.path, Node(root, whole), (), {made.source.path: text}, unknown=frozenset(unknown))
+
+
+def _is_of_dslpar(entry: Converted, made: Import) -> bool:
+    """Return whether an added value is dslpar's own: neither the framework's default nor implied by the source."""
+    of_framework = "'s default of " in entry.why or entry.why.endswith(" trains it") or entry.why == "by --model"
+    return not (of_framework or entry.why.startswith(IMPLIED))
+
+
+def _node(value: Any, place: Location) -> Node:
+    if isinstance(value, Mapping):
+        return Node({key: _node(item, place) for key, item in value.items()}, place, place)
+    if isinstance(value, list | tuple):
+        return Node(type(value)(_node(item, place) for item in value), place, place)
+    return Node(value, place, place)
+
+
+# dslpar's rules -----------------------------------------------------------------------------------------------------
+
+
+def _of_dslpar(
+    config: Config, made: Import, rules: Rules, world_size: int | None, cluster: Cluster | None
+) -> Iterator[Finding]:
+    """Yield the findings of dslpar's rules that hold in the framework, about keys that the author wrote."""
+    names = {entry.to: entry.key for entry in made.entries if entry.key and entry.to}
+    whole = Location(config.path)
+    for item in check.lint(config, world_size, cluster=cluster):
+        if item.code.startswith("HST"):
+            yield item
+        elif item.code in rules.judged and item.location != whole:
+            key = next((theirs for ours, theirs in names.items() if ours == item.key), item.key)
+            message, hint = in_their_names(item.message, names), in_their_names(item.help, names)
+            yield item._replace(message=message, help="" if _OURS.search(hint) else hint, key=key, fix=None)
+
+
+_OURS = re.compile(r"\b(?:parallel|batch|schedule|train|zero|model|data|optimizer|lr_scheduler)\.[a-z]|\w=dict\(|mode=")
+"""A key of dslpar in a help: it is of no use to the author of another framework's config."""
+_PHRASES = (
+    (re.compile(r" in mode '1d'"), ""),
+    (re.compile(r" \* accumulation \?"), ""),
+    (re.compile(r"\* data (\d+)"), r"* replicas \1"),
+    (re.compile(r"\by = (\d+)"), r"parallel.tensor.size \1"),
+)
+"""Phrases of dslpar's messages that have another form here."""
+
+
+def in_their_names(text: str, names: Mapping[str, str]) -> str:
+    """Replace dslpar's keys in a text by the source's keys."""
+    for phrase, other in _PHRASES:
+        text = phrase.sub(other, text)
+    for ours, theirs in sorted(names.items(), key=lambda item: -len(item[0])):
+        text = re.sub(rf"(?<![\w.]){re.escape(ours)}(?![\w.])", _literal(theirs), text)
+    for ours, theirs in names.items():
+        last = ours.rpartition(".")[2]
+        if "_" in last and last != theirs:
+            text = re.sub(rf"(?<![\w.-]){re.escape(last)}(?![\w-])", _literal(theirs), text)
+    return text
+
+
+def _literal(text: str) -> str:
+    return text.replace("\\", r"\\")
+
+
+# Checks of the framework --------------------------------------------------------------------------------------------
+
+
+def _own_checks(converter: Converter, rules: Rules, world_size: int | None) -> Iterator[Finding]:
+    """Yield the findings of the framework's own checks, each at the first key of it that the author wrote."""
+    leaves = {leaf.name: leaf for leaf in converter.leaves}
+    values = dict(converter.view.values)
+
+    def value_of(key: str) -> Any:
+        if key == "world_size" and world_size is not None:
+            return world_size
+        value = values.get(key)
+        return converter.view.defaults.get(key) if value is None else value
+
+    def is_given(key: str) -> bool:
+        inside = [value for name, value in values.items() if name == key or name.startswith(f"{key}.")]
+        if UNREAD in inside:
+            raise expression.UnknownError
+        return any(value not in (None, False) for value in inside)
+
+    for rule in rules.checks:
+        if not expression.holds(rule.when, value_of, is_given):
+            continue
+        written = [key for key in (rule.subject, *expression.keys_of(rule.when)) if key in leaves]
+        if written:
+            yield _finding(rule, converter.source, leaves[written[0]].key, leaves[written[0]].location, value_of)
+
+
+def _finding(rule: Entry, source: Source, key: str, place: Location, value_of: expression.ValueOf) -> Finding:
+    node = source.config.root.get(key)
+    if node is not None and not node.is_mapping and node.location.path == source.config.path:
+        place = node.location
+    message = re.sub(r"\{([\w.]+)\}", lambda found: _shown(value_of(found[1])), rule.says)
+    checked = f"checked by {rule.source}"
+    hint = f"{rule.help} ({checked})" if rule.help else checked
+    return make_finding(CODES[rule.kind], message, hint, place._replace(path=source.path), key)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# Keys ---------------------------------------------------------------------------------------------------------------
+
+
+def _unknown_keys(made: Import, title: str) -> Iterator[Finding]:
+    """Yield a finding for each key that the framework does not have."""
+    for entry in made.entries:
+        ignored = entry.why.startswith(f"{title} ignores top-level keys")
+        missing = entry.why.startswith(f"{title} has no such key;")
+        if entry.key and (ignored or missing):
+            close = entry.why.partition("; ")[2]
+            message = f"{title} has no key {entry.key!r}" + (", and ignores it" if ignored else "")
+            yield make_finding(UNKNOWN_KEY, message, close or "leave it out", entry.location, entry.key)
+
+
+def _not_judged(made: Import, title: str, judged: Collection[str]) -> Iterator[Finding]:
+    """Yield one finding that names the keys that dslpar cannot judge; `judged`: keys that have a finding."""
+    not_there = (f"{title} has no such key;", f"{title} ignores")
+    needed = [entry for entry in made.entries if entry.key and entry.fate == "needed"]
+    left = [entry for entry in needed if entry.key not in judged and not entry.why.startswith(not_there)]
+    if left:
+        names = list(dict.fromkeys(entry.key for entry in left))
+        shown = ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" * (len(names) > _MOST_NAMED))
+        message = f"dslpar does not judge {shown}"
+        yield make_finding(NOT_JUDGED, message, "dslpar import says why, key by key", left[0].location, left[0].key)
+
+
+def assumed(entries: Sequence[Converted]) -> list[str]:
+    """Return what a conversion added to the source, as `key=value`."""
+    return [f"{entry.to}={entry.value!r}" for entry in entries if entry.fate == "added" and entry.to]

@@ -1,0 +1,267 @@
+"""Lint of other frameworks' configs: their checks, locations and names, and nothing crashes."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dslpar.cli.main import main
+from dslpar.core.errors import Finding
+from dslpar.migrate import expression, framework_rules
+from dslpar.migrate.foreign_lint import CODES, in_their_names, lint_text
+from dslpar.migrate.framework_rules import SEVERITIES, Entry, entries_of
+from dslpar.migrate.registry import TABLES
+
+FOREIGN = Path(__file__).parents[2] / "support" / "foreign_configs"
+FILES = sorted(path.name for path in resources.files("dslpar.migrate").joinpath("rules").iterdir())
+CHECKS = [
+    pytest.param(name.removesuffix(".txt"), entry, id=f"{name.removesuffix('.txt')}-{number}-{entry.subject}")
+    for name in FILES
+    for number, entry in enumerate(entries_of(name.removesuffix(".txt")))
+    if entry.kind in SEVERITIES
+]
+WORLD = 8
+
+
+def _text_of(name: str, example: str) -> tuple[str, str]:
+    """Return the text and the path of an example of a rules file."""
+    if TABLES[name].framework.endings[0] == ".sh":
+        return f"torchrun pretrain_gpt.py --micro-batch-size 1 {example}\n", "train.sh"
+    return example + "\n", f"config{TABLES[name].framework.endings[0]}"
+
+
+def _lint(name: str, example: str) -> list[Finding]:
+    text, path = _text_of(name, example)
+    return lint_text(text, path, WORLD, name=name)
+
+
+@pytest.mark.parametrize(("name", "entry"), CHECKS)
+def test_a_check_is_well_formed(name: str, entry: Entry) -> None:
+    assert re.fullmatch(r"\S+ \S+ \S+\.py(:\d+)?", entry.source), "no source: name, version, file and line"
+    keys = [*expression.keys_of(entry.when)]
+    assert keys
+    assert entry.says
+    assert {*re.findall(r"\{([\w.]+)\}", entry.says)} <= {*keys, "world_size"}, (
+        "the message names a key that is not read"
+    )
+
+
+@pytest.mark.parametrize(("name", "entry"), [case for case in CHECKS if case.values[1].bad])
+def test_a_check_fires_on_its_example(name: str, entry: Entry) -> None:
+    found = [item for item in _lint(name, entry.bad) if item.code == CODES[entry.kind] and entry.source in item.help]
+    assert found, _lint(name, entry.bad)
+    assert "{" not in found[0].message.replace("{'", "")
+
+
+@pytest.mark.parametrize("name", [file.removesuffix(".txt") for file in FILES if file != "common.txt"])
+def test_files_are_of_sources_that_dslpar_imports(name: str) -> None:
+    assert name in TABLES
+
+
+LEGAL = {
+    "deepspeed": [
+        '{"zero_optimization": {"stage": 1}, "pipeline": {"stages": 2}}',
+        '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "fp16": {"enabled": false}}',
+        '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}',
+        '{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}',
+        '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}',
+    ],
+    "gpt_neox": [
+        '{"pipe_parallel_size": 2, "model_parallel_size": 2, "num_layers": 4, "hidden_size": 64,'
+        ' "num_attention_heads": 4, "seq_length": 64, "max_position_embeddings": 64,'
+        ' "zero_optimization": {"stage": 1}}',
+        '{"pipe_parallel_size": 0, "zero_optimization": {"stage": 3}, "fp16": {"enabled": true}}',
+        '{"num_layers": 4, "num_unique_layers": 2, "pipe_parallel_size": 1}',
+    ],
+    "megatron": [
+        "--num-layers 8 --hidden-size 64 --num-attention-heads 8 --seq-length 64 --max-position-embeddings 64"
+        " --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 --bf16 --lr 1e-3",
+        "--hidden-size 100 --num-attention-heads 8 --kv-channels 16",
+        "--num-layers 10 --pipeline-model-parallel-size 4 --decoder-last-pipeline-num-layers 1",
+        "--overlap-param-gather --overlap-grad-reduce --use-distributed-optimizer",
+        "--train-iters 10 --lr-warmup-fraction 0.1",
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in LEGAL.items() for text in texts])
+def test_legal_configs_have_no_findings(name: str, text: str) -> None:
+    assert [item.text() for item in _lint(name, text) if item.severity != "info"] == []
+
+
+@pytest.mark.parametrize("path", sorted(path for path in FOREIGN.rglob("*") if path.suffix in (".yml", ".sh", ".json")))
+@pytest.mark.parametrize("world_size", [None, 1024])
+def test_no_false_errors_in_published_configs(path: Path, world_size: int | None) -> None:
+    found = lint_text(path.read_text(encoding="utf-8"), str(path), world_size)
+    assert [item.text() for item in found if item.severity == "error" and item.code != "PAR101"] == []
+
+
+def test_findings_are_at_the_sources_lines_and_in_its_names() -> None:
+    text = (
+        '{\n  "train_batch_size": 10,\n  "train_micro_batch_size_per_gpu": 4,\n  "gradient_accumulation_steps": 1\n}\n'
+    )
+    (found,) = lint_text(text, "ds.json", 8)
+    assert (found.location.line, found.location.column, found.location.end_column) == (2, 23, 25)
+    assert found.message.startswith("train_batch_size 10 is not train_micro_batch_size_per_gpu 4")
+
+
+def test_dslpars_rules_use_the_sources_keys() -> None:
+    text = "torchrun pretrain_gpt.py --num-layers 4 --hidden-size 96 --num-attention-heads 6 \\\n"
+    text += "  --micro-batch-size 2 --tensor-model-parallel-size 4 --seq-length 8 --max-position-embeddings 8\n"
+    (found,) = (item for item in lint_text(text, "t.sh", 8) if item.severity == "error")
+    assert (found.code, found.location.line, found.key) == ("TEN201", 1, "--num-attention-heads")
+    assert found.message == "--num-attention-heads 6 is not a multiple of --tensor-model-parallel-size 4"
+
+
+def test_a_value_that_dslpar_adds_is_not_blamed_on_the_author() -> None:
+    found = lint_text('{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 3}', "ds.json", 8)
+    assert found == []
+
+
+def test_ignored_keys_have_a_suggestion() -> None:
+    (found,) = lint_text('{"train_micro_batch_size_per_gpu": 1, "gradient_cliping": 1.0}', "ds.json")
+    assert (found.code, found.severity) == ("FRN204", "warning")
+    assert "gradient_clipping" in found.help
+
+
+def test_keys_that_are_not_judged_are_one_note() -> None:
+    (found,) = lint_text('{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}', "ds.json")
+    assert (found.code, found.severity) == ("FRN205", "info")
+    assert "train_batch_size, train_micro_batch_size_per_gpu" in found.message
+
+
+def test_names_of_dslpar_become_the_sources() -> None:
+    names = {"model.num_heads": "--num-attention-heads", "parallel.tensor.size": "TP"}
+    text = "num_heads 3 is not a multiple of y = 2 in mode '1d'"
+    assert in_their_names(text, names) == "--num-attention-heads 3 is not a multiple of TP 2"
+
+
+# Conditions -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.b == 3 and c > 1", True),
+        ("missing > 1 or c == 2", True),  # one operand decides
+        ("missing > 1 or c == 3", False),
+        ("not (missing > 1)", False),  # unknown stays unknown
+        ("c // 0 == 1", False),
+        ("c % 2 == 0 and name in ['x', 'y']", True),
+        ("missing == None", True),
+        ("given(a.b) and not given(missing)", True),
+        ("name * 1000000000 == 1", False),
+        ("-c < 0 and 1 < c < 3", True),
+    ],
+)
+def test_conditions(text: str, expected: bool) -> None:
+    values = {"a.b": 3, "c": 2, "name": "x"}
+    assert expression.holds(text, values.get, values.__contains__) is expected
+
+
+@pytest.mark.parametrize("text", ["f(x)", "x[0]", "__import__('os')", "lambda: 1", "(y := 2)", "given(a, b)", "2 ** 9"])
+def test_other_expressions_are_refused(text: str) -> None:
+    with pytest.raises(SyntaxError):
+        list(expression.keys_of(text))
+
+
+def test_the_grammar_of_the_files() -> None:
+    rules = framework_rules.rules_of("megatron")
+    assert "TEN205" not in rules.judged
+    assert "BAT101" in rules.judged
+    assert framework_rules.rules_of("no such source").checks == ()
+
+
+_KEYS = sorted({key for case in CHECKS for key in expression.keys_of(case.values[1].when)} - {"world_size"})
+_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.just("auto"),
+    st.lists(st.integers(), max_size=2),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=6), st.sampled_from([None, 1, 7, 8]))
+def test_random_values_never_crash(values: dict[str, object], world_size: int | None) -> None:
+    tree: dict[str, object] = {}
+    for key, value in values.items():
+        first, _, rest = key.partition(".")
+        inner = tree.get(first)
+        if rest and isinstance(inner, dict | None):
+            tree[first] = {**(inner or {}), rest.partition(".")[0]: value}
+        elif not rest:
+            tree.setdefault(first, value)
+    text = json.dumps(tree)
+    for path, name in (("a.json", "deepspeed"), ("a.yml", "gpt_neox")):
+        for item in lint_text(text, path, world_size, name=name):
+            assert item.location.path == path
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["text", "concise", "json", "github", "gitlab", "sarif"])
+def test_every_format_reports_foreign_files(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text(
+        '{"zero_optimization": {"stage": 1}, "fp16": {"enabled": true}, "bf16": {"enabled": true}}'
+    )
+    assert main(["lint", "ds.json", "--format", form]) == 1
+    assert "FRN201" in capsys.readouterr().out
+
+
+def test_a_folder_claims_only_dslpars_configs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("neox.yml").write_text('{"pipe_parallel_size": 2, "zero_optimization": {"stage": 3}}')
+    assert main(["lint", "neox.yml"]) == 1
+    assert main(["lint", "neox.yml", "--configs-only"]) == 0
+    assert "FRN201" in capsys.readouterr().out
+
+
+def test_show_converts_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "torchrun pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
+    script += " --max-position-embeddings 64 --micro-batch-size 2 --vocab-size 256 --lr 1e-3 --train-iters 10"
+    Path("t.sh").write_text(script + " --tensor-model-parallel-size 2\n")
+    assert main(["show", "t.sh", "--world-size", "4"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith("t.sh is a config of Megatron-LM, converted in memory")
+    assert "data 2 * tensor 2" in printed.out
+    assert main(["plan", "t.sh", "--world-size", "4", "--device", "h100-80g"]) == 0
+    assert capsys.readouterr().err.startswith("t.sh is a config of Megatron-LM")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.sh"]
+
+
+def test_a_program_is_linted_by_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        'import dslpar\n\nif __name__ == "__main__":\n    dslpar.start(dslpar.arguments(config="cfg.py"))\n'
+    )
+    assert main(["lint", "train.py"]) == 1  # there is no such config
+    Path("cfg.py").write_text("batch = dict(micro_size='two')\n")
+    capsys.readouterr()
+    assert main(["lint", "train.py"]) == 1
+    printed = capsys.readouterr().out
+    assert "cfg.py:1:25: CFG102" in printed
+    assert "train.py:3:1: CFG129 python-program [info]" in printed
+    Path("cfg.py").write_text("batch = dict(micro_size=2)\n")
+    assert main(["lint", "train.py"]) == 0
