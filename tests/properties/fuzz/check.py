@@ -116,8 +116,8 @@ def _modules_of_lint() -> Iterator[str]:
             yield f"dslpar.models.{path.parent.name}.{path.stem}"
 
 
-_LATE = ("encodings.utf_8_sig", "encodings.ascii", "encodings.unicode_escape", "difflib", "json", "yaml", "string", "fractions", "decimal",
-         "unicodedata", "inspect", "textwrap", "dslpar.layout.transformers_data_types",
+_LATE = ("encodings.utf_8_sig", "encodings.ascii", "encodings.unicode_escape", "difflib", "json", "yaml", "string",
+         "fractions", "decimal", "unicodedata", "inspect", "textwrap", "dslpar.layout.transformers_data_types",
          "dslpar.schema.transformers_policies", "dslpar.schema.policy")  # fmt: skip
 _NEVER = """
 import exec os.system os.exec os.fork os.forkpty os.posix_spawn os.spawn subprocess.Popen os.remove os.rename os.mkdir
