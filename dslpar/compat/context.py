@@ -19,6 +19,7 @@ from dslpar.compat.program_config import ProgramConfig, read
 from dslpar.core.catalog import raise_finding
 from dslpar.distributed.collectives import Axis
 from dslpar.language.lazy import Settings
+from dslpar.language.load import Config as LoadedConfig
 from dslpar.linter.check import Source
 
 
@@ -80,7 +81,7 @@ class GlobalContext:
 
     _run: Run | None = None
     _values: Settings | None = None
-    _source: Source = MappingProxyType({})
+    _source: LoadedConfig | Source = MappingProxyType({})
     _overrides: tuple[str, ...] = ()
 
     def set_run(self, run: Run, config: ProgramConfig, overrides: Sequence[str]) -> None:
@@ -90,7 +91,10 @@ class GlobalContext:
 
     def with_overrides(self, overrides: Sequence[str]) -> Run:
         """Return the run with other values of its config; see `dslpar.api.with_overrides`."""
-        return api.with_overrides(self.run, self._source, [*self._overrides, *overrides])
+        words = [*self._overrides, *overrides]
+        if isinstance(self._source, LoadedConfig):
+            return api.with_overrides(self.run, self._source.root.plain(), words)
+        return api.with_overrides(self.run, self._source, words)
 
     @property
     def run(self) -> Run:
@@ -106,7 +110,7 @@ class GlobalContext:
             _refuse_not_launched()
         return self._values
 
-    def load_config(self, config: Source) -> None:
+    def load_config(self, config: LoadedConfig | Source) -> None:
         """Read a config before the launch; the launch reads its own again."""
         self._values = read(config).values
 

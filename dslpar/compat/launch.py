@@ -16,11 +16,12 @@ from dslpar.compat import program_config
 from dslpar.compat.context import global_context
 from dslpar.compat.dist_logger import get_dist_logger
 from dslpar.compat.layers import begin_model
+from dslpar.language.load import Config
 from dslpar.linter.check import Source
 
 
 def launch(
-    config: Source,
+    config: Config | Source,
     rank: int,
     world_size: int,
     host: str,
@@ -36,11 +37,14 @@ def launch(
     return _launch_at(host, port, config, backend, seed)
 
 
-def launch_from_torch(config: Source, backend: str | None = None, seed: int | None = None, verbose: bool = True) -> Run:
+def launch_from_torch(
+    config: Config | Source, backend: str | None = None, seed: int | None = None, verbose: bool = True
+) -> Run:
     """Start the run, with this rank's place from the environment of torchrun or any other launcher.
 
-    config: the path of a config file, or a dict of its names; the section `model` may be missing. ColossalAI's keys
-        (`fp16`, `clip_grad_norm`, `gradient_accumulation`, `NUM_MICRO_BATCHES`, `zero.model_config`) are converted.
+    config: the path of a config file, a dict of its names, or what `dslpar.load` returns; the section `model` may be
+        missing. ColossalAI's keys (`fp16`, `clip_grad_norm`, `gradient_accumulation`, `NUM_MICRO_BATCHES`,
+        `zero.model_config`) are converted.
     backend: if given, it must be the backend that dslpar uses on this device.
     seed: overrides the config's `train.seed`, with which torch is seeded, as in ColossalAI's `launch`.
     verbose: without effect.
@@ -51,7 +55,10 @@ def launch_from_torch(config: Source, backend: str | None = None, seed: int | No
     """
     read = program_config.read(config)
     overrides = [] if seed is None else [f"train.seed={seed}"]
-    run = api.start(read.source, overrides)
+    if isinstance(read.source, Config):
+        run = api.start(program_config.with_overrides(read.source, overrides))
+    else:
+        run = api.start(read.source, overrides)
     if backend not in (None, dist.get_backend()):
         raise ValueError(f"backend is {backend!r}, but this device uses {dist.get_backend()!r}: leave backend out")
     global_context.set_run(run, read, overrides)
@@ -62,20 +69,30 @@ def launch_from_torch(config: Source, backend: str | None = None, seed: int | No
 
 
 def launch_from_slurm(
-    config: Source, host: str, port: int, backend: str | None = None, seed: int | None = None, verbose: bool = True
+    config: Config | Source,
+    host: str,
+    port: int,
+    backend: str | None = None,
+    seed: int | None = None,
+    verbose: bool = True,
 ) -> Run:
     """Start the run under srun; see `launch_from_torch`."""
     return _launch_at(host, port, config, backend, seed)
 
 
 def launch_from_openmpi(
-    config: Source, host: str, port: int, backend: str | None = None, seed: int | None = None, verbose: bool = True
+    config: Config | Source,
+    host: str,
+    port: int,
+    backend: str | None = None,
+    seed: int | None = None,
+    verbose: bool = True,
 ) -> Run:
     """Start the run under mpirun; see `launch_from_torch`."""
     return _launch_at(host, port, config, backend, seed)
 
 
-def _launch_at(host: str, port: int, config: Source, backend: str | None, seed: int | None) -> Run:
+def _launch_at(host: str, port: int, config: Config | Source, backend: str | None, seed: int | None) -> Run:
     os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
     return launch_from_torch(config, backend, seed)
 

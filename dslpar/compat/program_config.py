@@ -14,12 +14,13 @@ from __future__ import annotations
 import inspect
 import os
 import runpy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 from dslpar.core.errors import DslparError, has_errors
 from dslpar.language.lazy import Settings, settings
+from dslpar.language.load import Config
 from dslpar.language.source_text import config_text
 from dslpar.language.tree import Reference
 from dslpar.linter import check
@@ -44,27 +45,35 @@ class ProgramConfig(NamedTuple):
 
     values: Settings
     """Every name of the file, with attribute access."""
-    source: Source
-    """The file or dict that dslpar reads."""
+    source: Config | Source
+    """The file or dict that dslpar reads, or what `dslpar.load` has read."""
     notes: tuple[str, ...] = ()
     """What the author may have meant otherwise."""
 
 
-def read(config: Source) -> ProgramConfig:
-    """Read a config file, or a dict of its names.
+def read(config: Config | Source) -> ProgramConfig:
+    """Read a config file, or a dict of its names, or take what `dslpar.load` has read.
 
     Raises:
         DslparError: a key of ColossalAI needs a decision that only the config's author can make.
     """
     if isinstance(config, Mapping):
         return _read(config)
-    loaded = check.load(config)
+    loaded = config if isinstance(config, Config) else check.load(config)
     values = loaded.root.plain()
     if _is_native(values) and (values.keys() <= {*SECTIONS} or not has_errors(loaded.findings)):
         return ProgramConfig(settings(values), config)
     # The file is run, as ColossalAI runs it: programs call the classes in it, `gpc.config.model.pop('type')(...)`.
-    values = dict(_variables(runpy.run_path(os.fspath(config))))
+    path = config.path if isinstance(config, Config) else os.fspath(config)
+    values = dict(_variables(runpy.run_path(path)))
     return _read(values)
+
+
+def with_overrides(source: Config | Source, overrides: Sequence[str]) -> Config | Source:
+    """Return a source that takes `key=value` overrides: a Config is loaded again with them, from its values."""
+    if not isinstance(source, Config) or not overrides:
+        return source
+    return check.load(source.root.plain(), overrides, trusted=source.trusted)
 
 
 def _read(values: Mapping[str, Any]) -> ProgramConfig:

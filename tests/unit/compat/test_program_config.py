@@ -10,8 +10,10 @@ import torch
 
 from dslpar.compat.colossalai.amp import AMP_TYPE
 from dslpar.compat.colossalai.zero import TensorShardStrategy
-from dslpar.compat.program_config import read
+from dslpar.compat.program_config import read, with_overrides
 from dslpar.core.errors import DslparError
+from dslpar.language.load import Config
+from dslpar.linter import check
 
 SEED = 1024
 """ColossalAI's default of `launch`."""
@@ -94,3 +96,17 @@ def test_a_key_that_colossalai_ignores_too_is_noted() -> None:
 def test_a_key_that_needs_a_decision_is_refused(values: dict[str, Any], text: str) -> None:
     with pytest.raises(DslparError, match=text):
         read(values)
+
+
+def test_a_loaded_config_keeps_its_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "cfg.py"
+    path.write_text("batch = dict(global_size=8)\nNUM_EPOCHS = 3\ntrain = dict(steps=5)\n")
+    loaded = check.load(str(path), ["train.steps=7"])
+    made = read(loaded)
+    assert made.source is loaded
+    assert made.values.train.steps == 7
+    assert made.values.NUM_EPOCHS == 3
+    more = with_overrides(loaded, ["train.seed=3"])
+    assert isinstance(more, Config)
+    assert more.root.plain()["train"] == {"steps": 7, "seed": 3}
+    assert with_overrides(loaded, []) is loaded
