@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --from and --model."""
     names = tuple(framework.name for framework in frameworks())
     help = "the framework of the named files; default: detected from each file"
-    parser.add_argument("--from", dest="source", choices=names, help=help)
+    parser.add_argument("--from", dest="source", choices=names, metavar="FRAMEWORK", help=help)
     help = "for another framework's config without a model: take the model from this dslpar config"
     parser.add_argument("--model", metavar="FILE", help=help)
 

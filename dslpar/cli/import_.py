@@ -46,7 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "torchtitan (.toml) or Megatron-LM (.sh)",
     )
     add("-o", "--output", dest="out", metavar="OUT", help="the file to write; default: -, stdout")
-    add("--from", dest="source", choices=tuple(TABLES), help="the config's framework; default: detected from FILE")
+    names = ", ".join(TABLES)
+    add(
+        "--from",
+        dest="source",
+        choices=tuple(TABLES),
+        metavar="FRAMEWORK",
+        help=f"the config's framework: {names}; default: detected from FILE",
+    )
     add("--recipe", metavar="NAME", help="the function of FILE whose config to import; default: the first one")
     add("--model", metavar="FILE", help="take the model from this dslpar config")
     add("--world-size", type=number, metavar="N", help="lint the result for this number of ranks")

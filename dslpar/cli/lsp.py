@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 EPILOG = """\
-The server needs pip install 'dslpar[lsp]'. Editors start it; docs/editors.md has the lines for each.
-It treats Python, YAML and JSON files as configs if they define `model` or `parallel`, or two other
-sections. The number of ranks and the device come from a comment above everything else in the config,
+The server needs pip install 'dslpar[lsp]'. Editors start it; docs/editors.md has the lines.
+It treats Python and YAML files as configs if they define `model` or `parallel`, or two other
+sections. The number of ranks and the device come from a comment above everything else:
 
     # dslpar: world-size=8,64 device=h100-80g
 

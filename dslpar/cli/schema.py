@@ -7,14 +7,14 @@ import json
 import sys
 
 EPILOG = """\
-Editors complete and check a config in YAML or JSON by it. Write it once, and name it in the config's
-first line, which the YAML language server reads:
+Editors complete and check a config in YAML or JSON by it. Write it once, and name it in the
+config's first line, which the YAML language server reads:
 
     dslpar schema > dslpar.schema.json
     # yaml-language-server: $schema=dslpar.schema.json
 
-It has the keys of every section, their types, choices and defaults. What depends on several keys, on
-the number of ranks or on files, `dslpar lint` alone reports.
+It has the keys of every section, their types, choices and defaults. What depends on several keys,
+on the number of ranks or on files, `dslpar lint` alone reports.
 """
 
 
