@@ -6,7 +6,6 @@ answer. Otherwise `tests.support.helps` carries the help out.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -15,12 +14,10 @@ from dslpar.core.errors import Finding
 from dslpar.linter.help_edits import HOLE, UnreadableHelpError, alternatives
 from dslpar.linter.registry import RULES
 from dslpar.linter.rule import Rule
-from dslpar.linter.rules.hosts import RULES as HOST_RULES
 from tests.support.helps import Linted, carry_out
 from tests.support.lint import MODEL, PATH, TOO_SMALL
-from tests.support.rule_pages import sections
+from tests.support.rule_pages import example_of
 from tests.unit.linter.test_messages import SAID
-from tests.unit.linter.test_rule_pages import TWO, path_of
 
 
 def replacing(old: str, new: str) -> Callable[[Linted], Linted]:
@@ -85,19 +82,6 @@ ANSWERS: Mapping[str, Callable[[Linted], Linted]] = {
     "HST114": replacing("node1:4\nnode2:4", "node1 slots=4\nnode2 slots=4"),
 }
 """Answers that only the author of a page's example can know."""
-
-
-def example_of(rule: Rule) -> Linted:
-    """Return a page's example, as tests/unit/linter/test_rule_pages.py lints it."""
-    example = sections(rule)["Example"]
-    if rule in HOST_RULES:
-        flags = re.findall(r"(--(?:in|ex)clude) (\S+)", example)
-        world = 8 if "--world-size 8" in example else None
-        return Linted(MODEL + TWO, world, hostfile=example, hosts=flags[0] if flags else ("", ""))
-    path = path_of(example)
-    text = example if path != PATH or re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
-    world = None if "dslpar lint FILE\n" in example else 8
-    return Linted(text, world, tuple(re.findall(r"^# override: (.*)$", text, re.MULTILINE)), path=path)
 
 
 def repairs(finding: Finding, before: Linted) -> Iterator[tuple[str, Linted]]:

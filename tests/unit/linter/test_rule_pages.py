@@ -13,12 +13,11 @@ from dslpar.linter.registry import RULES, page_of, pages
 from dslpar.linter.rule import Rule
 from dslpar.linter.rules.hosts import RULES as HOST_RULES
 from tests.support.lint import MODEL, PATH, TOO_SMALL, findings
-from tests.support.rule_pages import sections
+from tests.support.rule_pages import TWO, path_of, sections
 
 PAGES = [page for page in pages() if not isinstance(page, Rule)]
 SECTIONS = ("What it does", "Why", "Example", "Use instead")
 FAMILIES = ("CFG", "PAR", "TEN", "PIP", "BAT", "ZER", "PRE", "DSC", "HST", "CKP", "FIT", "PERF", "DEAD", "FRN")
-TWO = "parallel = dict(tensor=dict(size=2, mode='1d'))\n"
 
 
 def lint_example(rule: Rule, example: str) -> list[str]:
@@ -40,12 +39,6 @@ def _findings(rule: Rule, example: str) -> list[Finding]:
     text = example if path != PATH or re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
     overrides = re.findall(r"^# override: (.*)$", text, re.MULTILINE)
     return findings(text, world, overrides, ignored=() if rule.code in TOO_SMALL else TOO_SMALL, path=path)
-
-
-def path_of(example: str) -> str:
-    """Return the file name in the first line of an example that is no Python; else that of all others."""
-    found = re.match(r"# (\S+\.yaml)\n", example)
-    return found[1] if found else PATH
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)

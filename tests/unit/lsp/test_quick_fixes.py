@@ -15,7 +15,7 @@ from dslpar.linter.registry import RULES
 from dslpar.linter.rule import Rule
 from dslpar.lsp.analysis import Analysis, analysed
 from dslpar.lsp.quick_fixes import QuickFix, quick_fixes, replacement
-from tests.unit.linter.test_helps_followed import example_of
+from tests.support.rule_pages import example_of
 
 MODEL = "model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)\n"
 
