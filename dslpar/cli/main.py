@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "config": "print every value of a config and its origin; --reference: every key",
     "schema": "print the JSON Schema of configs, for editors of YAML and JSON",
     "lsp": "serve an editor: findings, completion, values and fixes while you write a config",
+    "mcp": "serve an agent: lint, show, plan and more as tools, below one folder",
     "diff": "print the differences between two configs, and their consequences",
     "launch": "check a config, print the launcher's command line, and run it",
     "import": "convert another framework's config to dslpar, and report on every key",

@@ -1,0 +1,37 @@
+"""`dslpar mcp`: start the server through which agents lint, plan and prove configs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from dslpar.cli import arguments
+
+EPILOG = """\
+The server needs pip install 'dslpar[mcp]'. An agent's client starts it, and talks over stdin and stdout.
+It reads below DIR and in installed packages, writes nothing, and starts nothing, except prove with
+--allow-prove.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.epilog = EPILOG
+    parser.add_argument("--root", default=".", metavar="DIR", help="the folder to read; default: this folder")
+    parser.add_argument("--allow-prove", action="store_true", help="let agents run prove, which starts processes")
+    help = "end a prove after this many seconds; default: %(default)s"
+    parser.add_argument("--timeout", type=arguments.whole_number, default=600, metavar="S", help=help)
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Serve until the client ends."""
+    if not os.path.isdir(args.root):
+        parser.error(f"{args.root} is not a folder")
+    try:
+        from dslpar.mcp_server.server import start
+    except ImportError as error:
+        parser.error(f"the server for agents needs {error.name}: pip install 'dslpar[mcp]'")
+    from dslpar.cli.main import main
+
+    start(main, args.root, args.allow_prove, args.timeout)
+    return 0
