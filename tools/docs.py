@@ -1,4 +1,4 @@
-"""Generate docs/config.md, docs/plans.md, docs/pictures/, docs/rules/ and docs/api/ from the program itself.
+"""Generate docs/config.md, docs/plans.md, docs/llms.txt, docs/pictures/, docs/rules/ and docs/api/ from the program itself.
 
 python tools/docs.py            # writes the pages
 python tools/docs.py --check    # writes nothing; names the pages that are out of date, and exits with 1 if any are
@@ -33,6 +33,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")  # docs/api/ needs DeepSpeed's im
 from api_pages import pages as api_pages  # noqa: E402
 
 from dslpar.cli.explain import Page, all_pages, headline  # noqa: E402
+from dslpar.cli.main import COMMANDS  # noqa: E402
 from dslpar.cli.main import main as main_of_dslpar  # noqa: E402
 from dslpar.core.catalog import split_page  # noqa: E402
 from dslpar.core.errors import Finding  # noqa: E402
@@ -74,6 +75,7 @@ def generate() -> dict[str, str]:
     for page in all_pages():
         families[_family(page)].append(page)  # a KeyError means a family without a title
     files = {"config.md": config_page(), "plans.md": plans_page(), "rules/README.md": index(families)}
+    files["llms.txt"] = llms()
     files["architecture.md"] = with_patches((DOCS / "architecture.md").read_text(encoding="utf-8"))
     files |= {name: f"{_GENERATED}\n{text}" for name, text in api_pages().items()}
     files |= pictures()
@@ -108,6 +110,49 @@ suggestion if it resembles one that is. Where a section may be \"or its size\", 
 
 """
     return head + reference_formats.as_markdown(reference.rows())
+
+
+def llms() -> str:
+    """Return the short text about dslpar for language models: workflow, commands, statuses, JSON and keys."""
+    keys: dict[str, list[str]] = {}
+    for row in reference.rows():
+        section, _, key = row.key.partition(".")
+        default = "" if row.default in ("None", "") else f"={row.default}"
+        shown = f"{key or section}{default}"
+        if shown not in keys.setdefault(section, []) and (not row.of or "GPT" in row.of) and row.key.count(".") < 3:
+            keys[section].append(shown)
+    commands = "".join(f"- dslpar {name}: {help}\n" for name, help in COMMANDS.items())
+    sections = "".join(f"- {section}: {'; '.join(names)}\n" for section, names in keys.items())
+    return f"""# dslpar
+
+> One Python config file says how a model is spread over a cluster. dslpar checks, plans and runs it on DeepSpeed.
+
+A config is Python data that is never executed: literals, dict(...), arithmetic, `if`, `for`, imports of other configs.
+
+Workflow: init, lint, show, plan, prove, launch. Correct every error of lint before the next step.
+
+## Findings
+
+`path:line:column: CODE name: message`, then `help:` with a fix. Severity: error, warning, info. Lines and columns
+count from 1. `dslpar explain CODE` prints the rule's page. Errors cannot be silenced.
+
+## Exit statuses
+
+0 no errors; 1 errors found, or it does not fit, or it differs; 2 wrong usage; 130 Ctrl-C.
+
+## JSON
+
+`--format json` of lint is a list of findings: code, name, severity, message, help, path, line, column, end_line,
+end_column, key, fix, url. That of explain and runs is a list; that of show, plan, prove and diff is an object.
+
+## Commands
+
+{commands}
+## Keys with their defaults
+
+`dslpar config --reference KEY` prints type and help.
+
+{sections}"""
 
 
 def plans_page() -> str:
