@@ -1,4 +1,4 @@
-"""Generate docs/config.md, docs/plans.md, docs/llms.txt, docs/pictures/, docs/rules/ and docs/api/ from the program itself.
+"""Generate the pages that the program itself knows: config.md, plans.md, llms.txt, pictures/, rules/ and api/ of docs.
 
 python tools/docs.py            # writes the pages
 python tools/docs.py --check    # writes nothing; names the pages that are out of date, and exits with 1 if any are

@@ -34,7 +34,7 @@ Command = Callable[[Sequence[str]], int]
 
 
 class Output(NamedTuple):
-    """What a command printed."""
+    """Output of a command."""
 
     status: int
     out: str
