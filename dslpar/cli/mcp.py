@@ -10,7 +10,7 @@ from dslpar.cli import arguments
 EPILOG = """\
 The server needs pip install 'dslpar[mcp]'. An agent's client starts it, and talks over stdin and stdout.
 It reads below DIR and in installed packages, writes nothing, and starts nothing, except prove with
---allow-prove.
+--allow-prove. A proof runs the classes that the config names: allow it if you trust the code in DIR.
 """
 
 
@@ -30,8 +30,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         from dslpar.mcp_server.server import start
     except ImportError as error:
-        parser.error(f"the server for agents needs {error.name}: pip install 'dslpar[mcp]'")
-    from dslpar.cli.main import main
+        parser.error(f"the server for agents needs the package mcp: pip install 'dslpar[mcp]' ({error})")
+    from dslpar.cli.main import COMMANDS, main
 
-    start(main, args.root, args.allow_prove, args.timeout)
+    start(main, COMMANDS, args.root, args.allow_prove, args.timeout)
     return 0

@@ -17,14 +17,38 @@ PATHS = ("path", "other", "hostfile", "folder", "model")
 """Arguments that are paths."""
 
 
+_TYPES: Mapping[str, dict[str, Any]] = {
+    "int": {"type": "integer"},
+    "float": {"type": "number"},
+    "str": {"type": "string"},
+    "dict": {"type": "object"},
+    "list": {"type": "array"},
+    "dicts": {"type": "array", "items": {"type": "object"}},
+    "strs": {"type": "array", "items": {"type": "string"}},
+}
+"""JSON Schemas by the short names that the tables below use; a `?` after the name allows null."""
+
+
 class RefusedError(Exception):
-    """An argument that the server refuses."""
+    """A call that the server refuses."""
+
+
+def _object(keys: str) -> dict[str, Any]:
+    """Return the JSON Schema of an object from its `name:type` pairs; keys may be cut, so none is required."""
+    made: dict[str, Any] = {}
+    for pair in keys.split():
+        name, _, form = pair.partition(":")
+        schema = _TYPES[form.rstrip("?")]
+        made[name] = {**schema, "type": [schema["type"], "null"]} if form.endswith("?") else schema
+    return {"type": "object", "properties": made}
 
 
 class ToolSpec(NamedTuple):
     """One tool."""
 
     help: str
+    result: str
+    """Keys and types of the command's JSON, or of each of its entries."""
     arguments: Mapping[str, Any]
     required: tuple[str, ...] = ()
     operands: tuple[str, ...] = ("path",)
@@ -46,12 +70,14 @@ class ToolSpec(NamedTuple):
     @property
     def output_schema(self) -> dict[str, Any]:
         """The JSON Schema of the answer."""
-        result = {"type": "array", "items": {"type": "object"}} if self.is_list else {"type": ["object", "null"]}
+        record = _object(self.result)
+        if self.is_list:
+            record = {"type": "array", "items": {**record, "required": list(record["properties"])}}
         return {
             "type": "object",
             "properties": {
                 "exit_status": {"type": "integer", "description": "of the command: 0 good, 1 see the findings"},
-                "result": {**result, "description": "the command's --format json"},
+                "result": {**record, "description": "the command's --format json"},
                 "messages": {"type": "string", "description": "what the command printed to stderr"},
                 "note": {"type": "string", "description": "what was cut; empty if nothing was"},
             },
@@ -60,38 +86,61 @@ class ToolSpec(NamedTuple):
 
 
 TOOLS: Mapping[str, ToolSpec] = {
-    "lint": ToolSpec("Check a config, or all configs below a folder; list the findings.", _CONFIG, is_list=True),
+    "lint": ToolSpec(
+        "Check a config, or all configs below a folder; list the findings. Imports and executes none of their code.",
+        "code:str name:str severity:str message:str help:str path:str line:int column:int end_line:int end_column:int "
+        "key:str fix:list url:str",
+        _CONFIG,
+        is_list=True,
+    ),
     "explain": ToolSpec(
         "Explain a rule: what it finds, why, an example, and what to use instead.",
+        "code:str name:str severity:str page:str",
         {"code": {"type": "string", "description": "a code, name or family: TEN103, not-a-cube, PERF"}},
         ("code",),
         ("code",),
         is_list=True,
     ),
-    "show": ToolSpec("Show sizes, rank groups, stages and DeepSpeed's config.", _CONFIG, ("path",)),
+    "show": ToolSpec(
+        "Show sizes, rank groups, stages and DeepSpeed's config.",
+        "world_size:int parallel:dict groups:dict stages:dict? batch:dict deepspeed:dict divisors:dicts traffic:dict? "
+        "schedule:dict? memory:dict?",
+        _CONFIG,
+        ("path",),
+    ),
     "plan": ToolSpec(
         "Forecast memory and step time on a device; suggest layouts that fit and are faster.",
+        "verdict:str binding:dict memory:dicts step_s:float tokens_per_s_gpu:float mfu_causal:float bubble:float "
+        "repairs:dicts layouts:dicts remedies:dicts device:str device_bytes:int error:dict num_legal:int "
+        "host_bytes:int uneven_experts:dict?",
         {**_CONFIG, "device": {"type": "string", "description": "such as h100-80g"}},
         ("path",),
     ),
     "prove": ToolSpec(
-        "Compare the layout with one process in miniature on CPU ranks. Takes minutes; needs --allow-prove.",
+        "Compare the layout with one process in miniature on CPU ranks. Takes minutes. Runs the classes that the "
+        "config names. Refused unless the server was started with --allow-prove.",
+        "verdict:str layout:dict shrunk:strs not_proven:strs checks:dicts first_difference:dict? versions:dict "
+        "config_sha256:str findings:list request:dict",
         {**_CONFIG, "ranks": {"type": "integer", "minimum": 1}, "steps": {"type": "integer", "minimum": 1}},
         ("path",),
     ),
     "diff": ToolSpec(
         "List the differences of two configs, and their consequences.",
+        "left:str right:str world_size:int? differences:dicts",
         {**_CONFIG, "other": {"type": "string", "description": "the second config file"}},
         ("path", "other"),
         ("path", "other"),
     ),
     "import": ToolSpec(
-        "Convert another framework's config; report on every key.",
+        "Convert another framework's config; report on every key. Writes no file: the config is in the result.",
+        "source:str from:str out:str? entries:dicts findings:dicts config:str",
         {"path": _PATH, "model": _PATH, "world_size": _WORLD},
         ("path",),
     ),
     "runs": ToolSpec(
         "List the training runs below a folder with state, step and loss.",
+        "name:str path:str state:str reason:str? step:int? steps:int? loss:float? eval_loss:float? eval_step:int? "
+        "layout:str? world_size:int? checkpoint:str? updated_s:float? problems:strs",
         {"folder": {"type": "string", "description": "default: outputs"}},
         (),
         ("folder",),

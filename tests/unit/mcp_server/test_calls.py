@@ -1,0 +1,108 @@
+"""Answers of the tools, and the overview, without the package `mcp`."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dslpar.cli.main import COMMANDS, main
+from dslpar.layout.modes import MODES
+from dslpar.mcp_server import calls, overview
+from dslpar.mcp_server.tools import RefusedError, command_line
+
+
+def test_a_long_list_is_cut_after_whole_entries() -> None:
+    made = [{"page": "x" * 1000}] * 300
+    kept, note = calls.cut(made)
+    assert 0 < len(kept) < 300
+    assert len(json.dumps(kept)) <= calls.MAX_CHARACTERS
+    assert note == f"cut: the first {len(kept)} of 300 entries; ask for less"
+
+
+def test_a_long_object_loses_its_longest_keys() -> None:
+    kept, note = calls.cut({"world_size": 8, "groups": ["x" * 100] * 2000, "stages": ["y"]})
+    assert kept == {"world_size": 8, "stages": ["y"]}
+    assert note == "cut: without groups: too long"
+
+
+def test_what_is_short_stays() -> None:
+    assert calls.cut([1, 2]) == ([1, 2], "")
+
+
+def test_a_command_without_json_has_no_result() -> None:
+    output = calls.run(main, ["explain", "TEN999", "--format=json"])
+    assert output.status == 2
+    with pytest.raises(calls.CallError, match="unknown rule 'TEN999'"):
+        calls.answer("explain", output)
+
+
+def test_arguments_become_flags(tmp_path: Path) -> None:
+    given = {"path": "c.py", "overrides": ["zero.stage=1"], "world_size": 8}
+    assert command_line("lint", given, str(tmp_path)) == [
+        *("lint", "c.py", "zero.stage=1", "--format=json", "--world-size=8"),
+    ]
+    assert command_line("runs", {"folder": "out"}, str(tmp_path)) == ["runs", "list", "out", "--format=json"]
+    for bad in ({"path": "-x"}, {"path": "c.py", "overrides": ["--fix"]}, {"path": "../c.py"}):
+        with pytest.raises(RefusedError):
+            command_line("lint", bad, str(tmp_path))
+
+
+def test_the_overview_has_all_commands_and_modes_and_is_short() -> None:
+    text = overview.text(COMMANDS)
+    assert len(text.encode()) < 12_000
+    assert all(f"- dslpar {name}: " in text for name in COMMANDS)
+    assert all(f"\n- {mode}: " in text for mode in MODES)
+    assert "- 3d: size 8, 27, 64;" in text
+    assert "num_layers: int>=1!" in text
+    assert "reduce_bucket_size" not in text  # DeepSpeed's own
+
+
+@pytest.mark.parametrize(
+    ("type", "expected"),
+    [
+        ("a whole number, at least 1 (and below 2**31)", "int>=1"),
+        ("a number, at least 0 and below 1", "0<=float<1"),
+        ("a number above 0", "float>0"),
+        ("one of 'a', 'b'", "'a'|'b'"),
+        ("a dict, or its size", "dict or size"),
+        ("three whole numbers (x, y, z)", "three whole numbers (x, y, z)"),
+    ],
+)
+def test_types_have_short_forms(type: str, expected: str) -> None:
+    assert overview.short(type) == expected
+
+
+def test_without_the_extra_the_message_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = builtins.__import__
+
+    def without(
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        if name == "dslpar.mcp_server.server":
+            raise ModuleNotFoundError("No module named 'mcp_types'", name="mcp_types")
+        return real(name, globals, locals, fromlist, level)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(SystemExit):
+        main(["mcp", "--root", str(tmp_path)])
+    shown = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"needs the package mcp: pip install 'dslpar\[mcp\]'", shown)
+
+
+def test_a_root_that_is_no_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["mcp", "--root", str(tmp_path / "none")])
+    assert "is not a folder" in capsys.readouterr().err
