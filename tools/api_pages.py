@@ -191,15 +191,11 @@ def _docstring_of_value(module: ModuleType, name: str) -> str:
         if isinstance(statement, ast.Assign) and name in map(ast.unparse, statement.targets):
             return inspect.cleandoc(_string(following) or "")
     for node in ast.walk(ast.Module(body, [])):
-        if isinstance(node, ast.ImportFrom) and _imports(node, name):
-            return _docstring_of_value(import_module(str(node.module)), name)
+        if isinstance(node, ast.ImportFrom) and {name, "*"} & {alias.name for alias in node.names}:
+            other = import_module(str(node.module))
+            if hasattr(other, name):
+                return _docstring_of_value(other, name)
     raise LookupError(f"{module.__name__} neither assigns nor imports {name}")
-
-
-def _imports(node: ast.ImportFrom, name: str) -> bool:
-    """Return whether an import has a name, also among those of a `*`."""
-    names = [alias.name for alias in node.names]
-    return name in names or (names == ["*"] and name in import_module(str(node.module)).__all__)
 
 
 _DESCRIBED = {"class": _class, "function": _function, "value": _value}

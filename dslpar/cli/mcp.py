@@ -8,9 +8,10 @@ import os
 from dslpar.cli import arguments
 
 EPILOG = """\
-The server needs pip install 'dslpar[mcp]'. An agent's client starts it, and talks over stdin and stdout.
-It reads below DIR and in installed packages, writes nothing, and starts nothing, except prove with
---allow-prove. A proof runs the classes that the config names: allow it if you trust the code in DIR.
+The server needs pip install 'dslpar[mcp]'. An agent's client starts it and talks over stdin and
+stdout; docs/agents.md has the lines for each client. It reads below DIR and in installed packages.
+It writes nothing, and starts nothing but prove, with --allow-prove. A proof runs the classes that
+the config names: allow it if you trust the code in DIR.
 """
 
 
