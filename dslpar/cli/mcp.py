@@ -6,6 +6,7 @@ import argparse
 import os
 
 from dslpar.cli import arguments
+from dslpar.mcp_server.confinement import drop_imports_below
 
 EPILOG = """\
 The server needs pip install 'dslpar[mcp]'. An agent's client starts it and talks over stdin and
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Serve until the client ends."""
     if not os.path.isdir(args.root):
         parser.error(f"{args.root} is not a folder")
+    drop_imports_below(os.path.realpath(args.root))  # before the server's imports
     try:
         from dslpar.mcp_server.server import start
     except ImportError as error:

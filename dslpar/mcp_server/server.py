@@ -1,8 +1,9 @@
 """The server: answers an agent's client over stdin and stdout, with the official package `mcp`.
 
-Commands run in this process, one at a time, confined to the root. `prove` forks ranks, so it is a process of its own:
-its config is linted here first, under the confinement. That process is not confined: it builds the config's model, and
-so imports and runs the classes that the config names. Without --allow-prove no file below the root is executed.
+Commands run in this process, one at a time, confined to the root. `prove` forks ranks, so it is a process of its own,
+and other commands run beside it. Its config is linted here first, under the confinement. The process itself is not
+confined: it builds the config's model, and so imports and runs the classes that the config names. Without --allow-prove
+no file below the root is executed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +29,7 @@ from mcp.shared.exceptions import MCPError
 from dslpar.core.version import VERSION
 from dslpar.linter import registry
 from dslpar.mcp_server import calls, overview
-from dslpar.mcp_server.confinement import confine, drop_imports_below
+from dslpar.mcp_server.confinement import confine
 from dslpar.mcp_server.tools import TOOLS, RefusedError, command_line
 
 OVERVIEW_URI = "dslpar://llms.txt"
@@ -44,9 +46,12 @@ class Handlers:
         """Make the handlers of a server; `commands` are the help texts of dslpar's commands by name."""
         self.command, self.commands, self.root = command, commands, root
         self.allow_prove, self.timeout_s = allow_prove, timeout_s
-        self.starting = False
-        """Whether `prove` is being started, the only program that may be."""
-        self.one_at_a_time = anyio.Lock()
+        self._starting: int | None = None
+        self._one_command, self._one_proof = anyio.Lock(), anyio.Lock()
+
+    def may_start(self) -> bool:
+        """Return whether this thread is starting `prove`, the only program that may be; commands run in others."""
+        return self._starting == threading.get_ident()
 
     async def list_tools(self, ctx: Any, params: Any) -> types.ListToolsResult:
         """List the tools."""
@@ -82,8 +87,7 @@ class Handlers:
 
     async def read_resource(self, ctx: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
         """Return a resource's text. Raises MCPError: there is none of that name."""
-        async with self.one_at_a_time:
-            text = await anyio.to_thread.run_sync(self._resource, params.uri)
+        text = await anyio.to_thread.run_sync(self._resource, params.uri)
         if text is None:
             raise MCPError(
                 types.INVALID_PARAMS, f"no resource {params.uri!r}; there are {OVERVIEW_URI}, {RULES_URI}CODE"
@@ -105,8 +109,7 @@ class Handlers:
         try:
             jsonschema.validate(given, TOOLS[params.name].input_schema)
             line = command_line(params.name, given, self.root)
-            async with self.one_at_a_time:
-                output = await (self._prove(line, given) if params.name == "prove" else self._run(line))
+            output = await (self._prove(line, given) if params.name == "prove" else self._run(line))
             structured = calls.answer(params.name, output)
         except jsonschema.ValidationError as error:
             return _error(error.message)
@@ -116,7 +119,8 @@ class Handlers:
         return types.CallToolResult(content=[types.TextContent(text=shown)], structured_content=structured)
 
     async def _run(self, line: Sequence[str]) -> calls.Output:
-        return await anyio.to_thread.run_sync(calls.run, self.command, line)
+        async with self._one_command:  # its output is the process's
+            return await anyio.to_thread.run_sync(calls.run, self.command, line)
 
     async def _prove(self, line: Sequence[str], given: Mapping[str, Any]) -> calls.Output:
         """Run `prove` in a process of its own; end it, and its ranks, with the call. Raises RefusedError."""
@@ -126,7 +130,11 @@ class Handlers:
         checked = await self._run(command_line("lint", of_lint, self.root))
         if checked.status:
             raise RefusedError(checked.out + checked.err)
-        self.starting = True
+        async with self._one_proof:
+            return await self._in_a_process(line)
+
+    async def _in_a_process(self, line: Sequence[str]) -> calls.Output:
+        self._starting = threading.get_ident()
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", "dslpar", *line],
@@ -137,7 +145,7 @@ class Handlers:
                 start_new_session=True,  # its ranks end with it
             )
         finally:
-            self.starting = False
+            self._starting = None
         try:
             with anyio.fail_after(self.timeout_s):
                 out, err = await anyio.to_thread.run_sync(process.communicate, abandon_on_cancel=True)
@@ -157,7 +165,6 @@ def start(command: calls.Command, commands: Mapping[str, str], root: str, allow_
     """Serve over stdin and stdout until the client ends, confined to `root`, which becomes the working folder."""
     root = os.path.realpath(root)
     os.chdir(root)
-    drop_imports_below(root)
 
     async def serve() -> None:
         handlers = Handlers(command, commands, root, allow_prove, timeout_s)
@@ -172,7 +179,7 @@ def start(command: calls.Command, commands: Mapping[str, str], root: str, allow_
             on_read_resource=handlers.read_resource,
         )
         async with stdio_server() as (read, write):
-            confine(root, lambda: handlers.starting)
+            confine(root, handlers.may_start)
             await server.run(read, write, server.create_initialization_options())
 
     anyio.run(serve)

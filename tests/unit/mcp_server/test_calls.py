@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -95,6 +96,7 @@ def test_without_the_extra_the_message_names_it(
             raise ModuleNotFoundError("No module named 'mcp_types'", name="mcp_types")
         return real(name, globals, locals, fromlist, level)
 
+    monkeypatch.setattr(sys, "path", list(sys.path))  # which the command changes
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SystemExit):
         main(["mcp", "--root", str(tmp_path)])

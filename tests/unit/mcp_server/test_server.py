@@ -219,12 +219,15 @@ def test_files_that_a_config_names_are_not_read_out_of_the_root(root: Path) -> N
     (root / "pre.py").write_text("model = dict(type='transformers.AutoModelForCausalLM', pretrained='../model')\n")
     (root.parent / "tokens").mkdir()
     (root.parent / "tokens" / "meta.json").write_text('{"vocab_size": 4242}')
+    (root.parent / "measured.json").write_text('{"device": 4242}')
+    (root / "calibrated.py").write_text(CONFIG + "cluster = dict(calibration='../measured.json')\n")
     (root / "data.py").write_text(CONFIG + "data = dict(type='tokens', path='../tokens')\n")
 
     async def use(client: ClientSession) -> None:
-        for name in ("pre.py", "data.py"):
-            shown = text_of(await client.call_tool("lint", {"path": name, "world_size": 8}))
-            assert '"error"' in shown
+        for tool, name in (("lint", "pre.py"), ("lint", "data.py"), ("plan", "calibrated.py")):
+            device = {"device": "h100-80g"} if tool == "plan" else {}
+            shown = text_of(await client.call_tool(tool, {"path": name, "world_size": 8, **device}))
+            assert "outside of" in shown or '"error"' in shown, (name, shown)
             assert "77" not in shown
             assert "4242" not in shown
 
@@ -262,7 +265,7 @@ def test_nothing_below_the_root_is_executed(root: Path) -> None:
                 await client.call_tool(name, {"path": path, "world_size": 2, **device, **other})
                 assert not os.path.exists(marker), (path, name)
 
-    session(root, use)
+    session(root, use, cwd=root)
 
 
 # prove ------------------------------------------------------------------------------------------------------------
@@ -306,6 +309,8 @@ def test_a_proof_ends_with_its_time_and_with_its_call(root: Path) -> None:
             while not seen:
                 await anyio.sleep(0.1)
                 seen = running(path)
+            assert not (await client.call_tool("lint", {"path": "cfg.py"})).is_error  # beside the proof
+            assert running(path)
             group.cancel_scope.cancel()
         assert ended(path)
         assert not (await client.call_tool("lint", {"path": "cfg.py"})).is_error
