@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from dslpar.cli.main import COMMANDS, main
 from dslpar.layout.modes import MODES
 from dslpar.mcp_server import calls, overview
 from dslpar.mcp_server.tools import RefusedError, command_line
+from tests.support.paths import ROOT
 
 
 def test_a_long_list_is_cut_after_whole_entries() -> None:
@@ -108,3 +110,34 @@ def test_a_root_that_is_no_folder_is_refused(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         main(["mcp", "--root", str(tmp_path / "none")])
     assert "is not a folder" in capsys.readouterr().err
+
+
+def test_lint_and_plan_open_files_through_python(tmp_path: Path) -> None:
+    """A library in another language would open files past the confinement, which Python alone reports to."""
+    (tmp_path / "cfg.py").write_text(
+        "model = dict(type='GPT', num_layers=2, hidden_size=96, num_heads=8, vocab_size=256, max_seq_len=96)\n"
+        "batch = dict(global_size=16, micro_size=2)\n"
+        "data = dict(type='text', files=['text.txt'], tokenizer='tokenizer')\n"
+    )
+    (tmp_path / "text.txt").write_text("hello\n")
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text(
+        '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}'
+    )
+    (tmp_path / "cfg.yaml").write_text("parallel: {pipeline: 2}\nbatch: {global_size: 4}\n")
+    program = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from dslpar.cli.main import main\n"
+        "for name in ('cfg.py', 'cfg.yaml'):\n"
+        "    for line in (['lint'], ['show'], ['plan', '--device=h100-80g'], ['diff', 'cfg.py']):\n"
+        "        main([*line, name, '--world-size=2'])\n"
+        "files = {name: getattr(module, '__file__', None) or '' for name, module in sys.modules.items()}\n"
+        "installed = {name.partition('.')[0] for name, file in files.items()"
+        " if file.endswith('.so') and '-packages' in file}\n"
+        "print('native:', *sorted(installed))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    native = set(ran.stdout.splitlines()[-1].split()[1:])
+    assert native <= {"yaml", "xxhash"}, "does it open files that a config names?"  # these two get bytes

@@ -215,8 +215,8 @@ def test_nothing_leaves_the_root(root: Path) -> None:
 def test_files_that_a_config_names_are_not_read_out_of_the_root(root: Path) -> None:
     model = root.parent / "model"
     model.mkdir()
-    (model / "config.json").write_text('{"model_type": "gpt2", "n_layer": 77}')
-    (root / "pre.py").write_text("model = dict(type='transformers.AutoModelForCausalLM', pretrained='../model')\n")
+    (model / "config.json").write_text('{"model_type": "gpt2", "n_embd": 96, "n_head": 77}')
+    (root / "pre.py").write_text("model = dict(type='transformers.GPT2LMHeadModel', pretrained='../model')\n")
     (root.parent / "tokens").mkdir()
     (root.parent / "tokens" / "meta.json").write_text('{"vocab_size": 4242}')
     (root.parent / "measured.json").write_text('{"device": 4242}')
