@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str] = {
     "schema": "print the JSON Schema of configs, for editors of YAML and JSON",
     "completion": "print a script for bash, zsh or fish, which complete commands, flags, files and keys",
     "lsp": "serve an editor: findings, completion, values and fixes while you write a config",
+    "mcp": "serve an agent: lint, show, plan and more as tools, below one folder",
     "diff": "print the differences between two configs, and their consequences",
     "launch": "check a config, print the launcher's command line, and run it",
     "import": "convert another framework's config to dslpar, and report on every key",
