@@ -6,6 +6,7 @@ import argparse
 import os
 
 from dslpar.cli import arguments
+from dslpar.core.requirements import explain_missing
 from dslpar.mcp_server.confinement import drop_imports_below
 
 EPILOG = """\
@@ -30,11 +31,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if not os.path.isdir(args.root):
         parser.error(f"{args.root} is not a folder")
     drop_imports_below(os.path.realpath(args.root))  # before the server's imports
-    try:
-        from dslpar.mcp_server.server import start
-    except ImportError as error:
-        parser.error(f"the server for agents needs the package mcp: pip install 'dslpar[mcp]' ({error})")
+    missing = explain_missing("dslpar mcp", "mcp", "jsonschema")
+    if missing:
+        parser.error(missing)
     from dslpar.cli.main import COMMANDS, main
+    from dslpar.mcp_server.server import start
 
     start(main, COMMANDS, args.root, args.allow_prove, args.timeout)
     return 0

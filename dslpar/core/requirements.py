@@ -19,7 +19,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "train": ("deepspeed", "mpi4py", "numpy", "safetensors", "torch", "tqdm", "xxhash"),
     "hf": ("PIL", "tokenizers", "transformers"),
     "lsp": ("lsprotocol", "pygls"),
-    "mcp": ("mcp",),
+    "mcp": ("jsonschema", "mcp"),
     "data": ("pyarrow",),
     "plot": ("matplotlib",),
 }

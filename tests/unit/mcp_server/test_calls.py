@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
+import importlib.util
 import json
-import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -85,25 +81,13 @@ def test_types_have_short_forms(type: str, expected: str) -> None:
 def test_without_the_extra_the_message_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = builtins.__import__
-
-    def without(
-        name: str,
-        globals: Mapping[str, Any] | None = None,
-        locals: Mapping[str, Any] | None = None,
-        fromlist: Sequence[str] | None = (),
-        level: int = 0,
-    ) -> ModuleType:
-        if name == "dslpar.mcp_server.server":
-            raise ModuleNotFoundError("No module named 'mcp_types'", name="mcp_types")
-        return real(name, globals, locals, fromlist, level)
-
+    real = importlib.util.find_spec
     monkeypatch.setattr(sys, "path", list(sys.path))  # which the command changes
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mcp" else real(name))
     with pytest.raises(SystemExit):
         main(["mcp", "--root", str(tmp_path)])
     shown = " ".join(capsys.readouterr().err.split())
-    assert re.search(r"needs the package mcp: pip install 'dslpar\[mcp\]'", shown)
+    assert "dslpar mcp needs mcp, which is not installed: pip install 'dslpar[mcp]'" in shown
 
 
 def test_a_root_that_is_no_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
