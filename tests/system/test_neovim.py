@@ -29,7 +29,11 @@ def test_findings_fixes_and_completion(tmp_path: Path) -> None:
         editor.wait(editor.diagnostics, "findings")
         assert editor.diagnostics() == [("CFG101", 3)]
         editor.type("3G41|")
-        assert editor.act("did you mean") == ["did you mean 'hidden_size'? (CFG101)", "dslpar: fix all (1)"]
+        assert editor.act("did you mean") == [
+            "did you mean 'hidden_size'? (CFG101)",
+            "dslpar: explain CFG101",
+            "dslpar: fix all (1)",
+        ]
         editor.wait(lambda: not editor.diagnostics(), "no findings")
         editor.type("Gozero = dict(")
         editor.complete("stage=")
