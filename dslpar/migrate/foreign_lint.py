@@ -20,7 +20,7 @@ from dslpar.language.load import Config
 from dslpar.language.tree import Node
 from dslpar.linter import check
 from dslpar.migrate import expression
-from dslpar.migrate.convert import IMPLIED, Converter, Import, refused
+from dslpar.migrate.convert import IMPLIED, Converter, Import, Leaf, refused
 from dslpar.migrate.convert import Entry as Converted
 from dslpar.migrate.framework_rules import Entry, Rules, rules_of
 from dslpar.migrate.sources import Source, read_text
@@ -196,27 +196,56 @@ def _literal(text: str) -> str:
 
 def _own_checks(converter: Converter, rules: Rules, world_size: int | None) -> Iterator[Finding]:
     """Yield the findings of the framework's own checks, each at the first key of it that the author wrote."""
-    leaves = {leaf.name: leaf for leaf in converter.leaves}
-    values = dict(converter.view.values)
+    seen = _Written(converter, world_size)
+    for rule in rules.checks:
+        if not expression.holds(rule.when, seen.value_of, seen.is_given):
+            continue
+        leaf = next(filter(None, map(seen.leaf, (rule.subject, *expression.keys_of(rule.when)))), None)
+        if leaf is not None:
+            yield _finding(rule, converter.source, leaf.key, leaf.location, seen.value_of)
 
-    def value_of(key: str) -> Any:
-        if key == "world_size" and world_size is not None:
-            return world_size
-        value = values.get(key)
-        return converter.view.defaults.get(key) if value is None else value
 
-    def is_given(key: str) -> bool:
-        inside = [value for name, value in values.items() if name == key or name.startswith(f"{key}.")]
+class _Written:
+    """The keys that a source writes, as the conditions of checks name them.
+
+    A condition may name a key as the table does (`seq_length`), or with its section, where several sections have a
+    key of the same name (`model.seq_length` and `dataset.seq_length`).
+    """
+
+    def __init__(self, converter: Converter, world_size: int | None) -> None:
+        self.framework, self.defaults = converter.table.framework, converter.view.defaults
+        self.world_size = world_size
+        leaves = [*converter.leaves, *(leaf for leaf, _ in converter.unread)]
+        start = f"{converter.table.wrapper}."
+        self.by_name = {leaf.name: leaf for leaf in leaves}
+        self.by_key = {self.framework.written(leaf.key).removeprefix(start): leaf for leaf in leaves}
+
+    def leaves_for(self, key: str) -> Mapping[str, Leaf]:
+        """Return the leaves among which a key is: those by section if it names one, else those by name."""
+        return self.by_key if key.partition(".")[0] in self.framework.sections else self.by_name
+
+    def leaf(self, key: str) -> Leaf | None:
+        """Return the leaf of a key; None if the source does not write it."""
+        return self.leaves_for(key).get(key)
+
+    def value_of(self, key: str) -> Any:
+        """Return the value of a key, else its default; None without both. Raises UnknownError for an unknown world."""
+        if key == "world_size":
+            if self.world_size is None:
+                raise expression.UnknownError
+            return self.world_size
+        leaf = self.leaf(key)
+        if leaf is None or leaf.value is None:
+            return self.defaults.get(self.framework.name_of(key))
+        return leaf.value
+
+    def is_given(self, key: str) -> bool:
+        """Return whether a key, or one below it, is written with any value but None, which sets nothing."""
+        items = self.leaves_for(key).items()
+        inside = [leaf.value for name, leaf in items if name == key or name.startswith(f"{key}.")]
         if UNREAD in inside:
             raise expression.UnknownError
-        return any(value not in (None, False) for value in inside)
-
-    for rule in rules.checks:
-        if not expression.holds(rule.when, value_of, is_given):
-            continue
-        written = [key for key in (rule.subject, *expression.keys_of(rule.when)) if key in leaves]
-        if written:
-            yield _finding(rule, converter.source, leaves[written[0]].key, leaves[written[0]].location, value_of)
+        return any(value is not None for value in inside)
 
 
 def _finding(rule: Entry, source: Source, key: str, place: Location, value_of: expression.ValueOf) -> Finding:

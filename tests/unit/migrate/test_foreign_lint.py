@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,9 +33,14 @@ WORLD = 8
 
 def _text_of(name: str, example: str) -> tuple[str, str]:
     """Return the text and the path of an example of a rules file."""
-    if TABLES[name].framework.endings[0] == ".sh":
-        return f"torchrun pretrain_gpt.py --micro-batch-size 1 {example}\n", "train.sh"
-    return example + "\n", f"config{TABLES[name].framework.endings[0]}"
+    framework = TABLES[name].framework
+    if ".sh" in framework.endings:
+        start = framework.commands[0] if framework.commands else "torchrun pretrain_gpt.py --micro-batch-size 1"
+        return f"{start} {example}\n", "train.sh"
+    if ".toml" in framework.endings:
+        return example.replace(" ; ", "\n") + "\n", "config.toml"
+    ending = next(ending for ending in (".yaml", ".yml", ".json") if ending in framework.endings)
+    return example + "\n", f"config{ending}"
 
 
 def _lint(name: str, example: str) -> list[Finding]:
@@ -52,11 +59,33 @@ def test_a_check_is_well_formed(name: str, entry: Entry) -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "entry"), [case for case in CHECKS if case.values[1].bad])
-def test_a_check_fires_on_its_example(name: str, entry: Entry) -> None:
-    found = [item for item in _lint(name, entry.bad) if item.code == CODES[entry.kind] and entry.source in item.help]
-    assert found, _lint(name, entry.bad)
-    assert "{" not in found[0].message.replace("{'", "")
+def _records(name: str, example: str, world: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """Lint an example by the command, in this folder, and return its errors and warnings."""
+    text, path = _text_of(name, example)
+    Path(path).write_text(text, encoding="utf-8")
+    status = main(["lint", path, "--from", name, "--world-size", world, "--format", "json"])
+    found = json.loads(capsys.readouterr().out)
+    assert status == any(item["severity"] == "error" for item in found)
+    return [item for item in found if item["severity"] != "info"]
+
+
+def _is_of(item: Mapping[str, Any], entry: Entry) -> bool:
+    message = re.sub(r"\\{[\w\\.]+\\}", ".+", re.escape(entry.says))
+    return item["code"] == CODES[entry.kind] and re.fullmatch(message, item["message"]) is not None
+
+
+@pytest.mark.parametrize(("name", "entry"), CHECKS)
+def test_a_check_finds_its_example(
+    name: str, entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert entry.bad, "no example that breaks the rule"
+    assert entry.good, "no corrected example"
+    (found,) = _records(name, entry.bad, entry.world, capsys)
+    assert _is_of(found, entry)
+    assert entry.source in found["help"]
+    assert "None" not in found["message"]
+    assert _records(name, entry.good, entry.world, capsys) == []
 
 
 @pytest.mark.parametrize("name", [file.removesuffix(".txt") for file in FILES if file != "common.txt"])
