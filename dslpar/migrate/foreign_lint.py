@@ -196,13 +196,15 @@ def _literal(text: str) -> str:
 
 def _own_checks(converter: Converter, rules: Rules, world_size: int | None) -> Iterator[Finding]:
     """Yield the findings of the framework's own checks, each at the first key of it that the author wrote."""
-    seen = _Written(converter, world_size)
+    seen = _Written(converter, world_size, converter.source.path.endswith(rules.partial))
     for rule in rules.checks:
         if not expression.holds(rule.when, seen.value_of, seen.is_given):
             continue
         leaf = next(filter(None, map(seen.leaf, (rule.subject, *expression.keys_of(rule.when)))), None)
         if leaf is not None:
             yield _finding(rule, converter.source, leaf.key, leaf.location, seen.value_of)
+        elif f"not given({rule.subject})" in rule.when:  # the framework wants the key, which is not there
+            yield _finding(rule, converter.source, rule.subject, Location(converter.source.path), seen.value_of)
 
 
 class _Written:
@@ -212,9 +214,9 @@ class _Written:
     key of the same name (`model.seq_length` and `dataset.seq_length`).
     """
 
-    def __init__(self, converter: Converter, world_size: int | None) -> None:
+    def __init__(self, converter: Converter, world_size: int | None, is_partial: bool) -> None:
         self.framework, self.defaults = converter.table.framework, converter.view.defaults
-        self.world_size = world_size
+        self.world_size, self.is_partial = world_size, is_partial
         leaves = [*converter.leaves, *(leaf for leaf, _ in converter.unread)]
         start = f"{converter.table.wrapper}."
         self.by_name = {leaf.name: leaf for leaf in leaves}
@@ -225,16 +227,19 @@ class _Written:
         return self.by_key if key.partition(".")[0] in self.framework.sections else self.by_name
 
     def leaf(self, key: str) -> Leaf | None:
-        """Return the leaf of a key; None if the source does not write it."""
-        return self.leaves_for(key).get(key)
+        """Return the leaf of a key, or the first leaf below it; None if the source writes neither."""
+        leaves = self.leaves_for(key)
+        return leaves.get(key) or next((leaves[name] for name in leaves if name.startswith(f"{key}.")), None)
 
     def value_of(self, key: str) -> Any:
-        """Return the value of a key, else its default; None without both. Raises UnknownError for an unknown world."""
+        """Return the value of a key, else its default; None without both. Raises UnknownError if nobody knows it."""
         if key == "world_size":
             if self.world_size is None:
                 raise expression.UnknownError
             return self.world_size
-        leaf = self.leaf(key)
+        leaf = self.leaves_for(key).get(key)
+        if leaf is None and self.is_partial:
+            raise expression.UnknownError
         if leaf is None or leaf.value is None:
             return self.defaults.get(self.framework.name_of(key))
         return leaf.value
@@ -243,7 +248,7 @@ class _Written:
         """Return whether a key, or one below it, is written with any value but None, which sets nothing."""
         items = self.leaves_for(key).items()
         inside = [leaf.value for name, leaf in items if name == key or name.startswith(f"{key}.")]
-        if UNREAD in inside:
+        if UNREAD in inside or (self.is_partial and not inside):
             raise expression.UnknownError
         return any(value is not None for value in inside)
 

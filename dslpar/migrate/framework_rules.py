@@ -19,6 +19,9 @@
     unknown | parallel                                       # dslpar's keys that the source cannot tell
       why    the program sets it
 
+    partial | .yaml .yml                                     # endings of files that override another config
+      why    ...
+
     include | megatron                                       # the checks of another file hold as well
       why    ...
 
@@ -35,7 +38,7 @@ from importlib import resources
 from typing import NamedTuple
 
 SEVERITIES = ("error", "warning", "info")
-KINDS = (*SEVERITIES, "judged", "unjudged", "unknown", "include")
+KINDS = (*SEVERITIES, "judged", "unjudged", "unknown", "include", "partial")
 COMMON = "common"
 
 
@@ -66,6 +69,8 @@ class Rules(NamedTuple):
     """Code of a rule of dslpar that holds in the framework, too -> the entry that says why."""
     unknown: tuple[Entry, ...]
     """Keys of dslpar that the source cannot tell."""
+    partial: tuple[str, ...] = ()
+    """Endings of files that override another config: what they leave out has no known value."""
 
 
 @cache
@@ -82,7 +87,8 @@ def rules_of(name: str) -> Rules:
         if code not in excluded
     }
     checks = tuple(entry for entry in own if entry.kind in SEVERITIES)
-    return Rules(checks, judged, tuple(entry for entry in own if entry.kind == "unknown"))
+    partial = tuple(ending for entry in own if entry.kind == "partial" for ending in entry.subject.split())
+    return Rules(checks, judged, tuple(entry for entry in own if entry.kind == "unknown"), partial)
 
 
 def entries_of(name: str) -> tuple[Entry, ...]:

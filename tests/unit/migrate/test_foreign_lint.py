@@ -39,6 +39,10 @@ def _text_of(name: str, example: str) -> tuple[str, str]:
         return f"{start} {example}\n", "train.sh"
     if ".toml" in framework.endings:
         return example.replace(" ; ", "\n") + "\n", "config.toml"
+    if ".py" in framework.endings and example.startswith("ConfigContainer("):
+        imported = ", ".join(dict.fromkeys(re.findall(r"[A-Z]\w+(?=\()", example)))
+        head = f"from megatron.bridge.training.config import {imported}\n\n\ndef config() -> ConfigContainer:\n"
+        return f"{head}    return {example}\n", "config.py"
     ending = next(ending for ending in (".yaml", ".yml", ".json") if ending in framework.endings)
     return example + "\n", f"config{ending}"
 
