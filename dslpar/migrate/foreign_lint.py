@@ -167,7 +167,7 @@ _OURS = re.compile(r"\b(?:parallel|batch|schedule|train|zero|model|data|optimize
 """A key of dslpar in a help: it is of no use to the author of another framework's config."""
 _PHRASES = (
     (re.compile(r" in mode '1d'"), ""),
-    (re.compile(r" \* accumulation \?"), ""),
+    (re.compile(r"is not ([^;]*?) \* accumulation \?"), r"is not a multiple of \1"),
     (re.compile(r"\* data (\d+)"), r"* replicas \1"),
     (re.compile(r"\by = (\d+)"), r"parallel.tensor.size \1"),
 )
