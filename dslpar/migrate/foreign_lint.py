@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.core.catalog import finding as make_finding
@@ -20,21 +21,30 @@ from dslpar.language.load import Config
 from dslpar.language.tree import Node
 from dslpar.linter import check
 from dslpar.migrate import expression
-from dslpar.migrate.convert import IMPLIED, Converter, Import, Leaf, refused
+from dslpar.migrate.convert import IMPLIED, Converter, Import, Leaf, own_location, refused
 from dslpar.migrate.convert import Entry as Converted
 from dslpar.migrate.framework_rules import Entry, Rules, rules_of
-from dslpar.migrate.sources import Source, read_text
+from dslpar.migrate.sources import REFUSED, Source, merged, read_text
 from dslpar.migrate.unread import UNREAD
 from dslpar.schema.frameworks import frameworks
 
 if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
 
-CODES: Mapping[str, str] = {"error": "FRN201", "warning": "FRN202", "info": "FRN203"}
+CODES: Mapping[str, str] = {"error": REFUSED, "warning": "FRN202", "info": "FRN203"}
 """Severity of a check of the framework -> the code of its findings."""
 UNKNOWN_KEY, NOT_JUDGED = "FRN204", "FRN205"
 _MOST_NAMED = 8
 """Keys that one finding names."""
+
+
+class Model(NamedTuple):
+    """The model that --model gives to a source."""
+
+    path: str
+    """The dslpar config, or a config.json."""
+    section: Mapping[str, Any]
+    """The section `model`."""
 
 
 class Linted(NamedTuple):
@@ -44,6 +54,8 @@ class Linted(NamedTuple):
     config: Config
     """The dslpar config that the rules saw; its values are at the source's locations."""
     findings: list[Finding]
+    places: Mapping[str, Location]
+    """The locations of dslpar's keys that the source sets."""
 
 
 def lint_text(
@@ -52,10 +64,14 @@ def lint_text(
     world_size: int | None = None,
     cluster: Cluster | None = None,
     name: str = "",
-    model: Mapping[str, Any] | None = None,
+    model: Model | None = None,
+    others: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Return the findings about a source's text; none if its framework is unknown (`name`: the framework, if given)."""
-    source = read_text(text, path, name)
+    """Return the findings about a source's text; none if its framework is unknown (`name`: the framework, if given).
+
+    `others`: further files of the same run, texts by path, which the framework merges with this one.
+    """
+    source = merged(read_text(text, path, name), others)
     if not source.config.complete:
         return refused(source)
     if source.name not in {framework.name for framework in frameworks()}:
@@ -67,29 +83,31 @@ def lint_source(
     source: Source,
     world_size: int | None = None,
     cluster: Cluster | None = None,
-    model: Mapping[str, Any] | None = None,
+    model: Model | None = None,
 ) -> Linted:
     """Lint an evaluated source for a world size."""
-    converter = Converter(source, model, None)
+    converter = Converter(source, model.section if model else None, None)
     made = converter.run()
     rules = rules_of(source.name)
     places = _places(source, made)
+    if model is not None:
+        places |= {f"model.{key}": Location(model.path) for key in model.section}
     config = _config_of(made, places, rules)
     found = [
         *_language(source),
         *_own_checks(converter, rules, world_size),
-        *_of_dslpar(config, made, rules, world_size, cluster),
+        *_of_dslpar(config, made, rules, world_size, cluster, places),
         *_unknown_keys(made, converter.table.title),
     ]
     found += _not_judged(made, converter.table.title, {item.key for item in found})
     unique = dict.fromkeys(found)
-    return Linted(made, config, sorted(unique, key=Finding.sort_key))
+    return Linted(made, config, sorted(unique, key=Finding.sort_key), places)
 
 
 def _language(source: Source) -> list[Finding]:
     """Return what the evaluator found, except about the language of Python configs, which is dslpar's own."""
-    at_home = [item for item in source.config.findings if item.code == "CFG012"]
-    return [item._replace(location=item.location._replace(path=source.path)) for item in at_home]
+    at_home = [item for item in source.config.findings if item.code in ("CFG012", REFUSED)]
+    return [item._replace(location=own_location(item.location, source)) for item in at_home]
 
 
 # The dslpar config --------------------------------------------------------------------------------------------------
@@ -101,9 +119,8 @@ def _places(source: Source, made: Import) -> dict[str, Location]:
     for entry in made.entries:
         if entry.key and entry.to and entry.fate in ("kept", "renamed", "changed"):
             node = source.config.root.get(entry.key)
-            plain = node is not None and not node.is_mapping and node.location.path == source.config.path
-            place = node.location._replace(path=source.path) if plain and node is not None else entry.location
-            places[entry.to] = place
+            plain = node is not None and not node.is_mapping and node.location.path in source.config.sources
+            places[entry.to] = own_location(node.location, source) if plain and node is not None else entry.location
     return places
 
 
@@ -149,18 +166,49 @@ def _node(value: Any, place: Location) -> Node:
 
 
 def _of_dslpar(
-    config: Config, made: Import, rules: Rules, world_size: int | None, cluster: Cluster | None
+    config: Config,
+    made: Import,
+    rules: Rules,
+    world_size: int | None,
+    cluster: Cluster | None,
+    places: Mapping[str, Location],
 ) -> Iterator[Finding]:
     """Yield the findings of dslpar's rules that hold in the framework, about keys that the author wrote."""
-    names = {entry.to: entry.key for entry in made.entries if entry.key and entry.to}
     whole = Location(config.path)
     for item in check.lint(config, world_size, cluster=cluster):
         if item.code.startswith("HST"):
             yield item
-        elif item.code in rules.judged and item.location != whole:
-            key = next((theirs for ours, theirs in names.items() if ours == item.key), item.key)
-            message, hint = in_their_names(item.message, names), in_their_names(item.help, names)
-            yield item._replace(message=message, help="" if _OURS.search(hint) else hint, key=key, fix=None)
+        elif item.code.startswith("FIT"):
+            # The forecast is of a run of dslpar, so that it is no mistake of the author.
+            hint = f"dslpar's forecast; assumed: {', '.join(assumed(made.entries)) or 'nothing'}"
+            yield at_source(item, made, places)._replace(severity="info", help=hint)
+        elif item.code in rules.judged:
+            found = at_source(item, made, places)
+            if found.location != whole:
+                yield found
+
+
+_DIVIDES = {"TEN": "parallel.tensor", "PIP": "parallel.pipeline"}
+"""Family of a rule of dslpar -> the section whose sizes have to divide those of the model."""
+
+
+def at_source(item: Finding, made: Import, places: Mapping[str, Location]) -> Finding:
+    """Return a finding of dslpar's about the converted config, at the source's location and in its names.
+
+    `places`: the locations of dslpar's keys that the source sets. A finding about a size of --model is at the source's
+    key that has to divide it.
+    """
+    names = {entry.to: entry.key for entry in made.entries if entry.key and entry.to}
+    place, ours = item.location, item.key
+    of_source = {made.source.path, *made.source.config.sources} - {made.source.config.path}
+    if place.path not in of_source or ours.startswith("model.") and ours not in names:
+        section = _DIVIDES.get(item.code[:3], "") if ours.startswith("model.") else ""
+        ours = next((key for key in places if section and f"{key}.".startswith(f"{section}.")), ours)
+        near = (key for key in places if f"{ours}.".startswith(f"{key}.") or key.startswith(f"{ours}."))
+        place = places.get(ours) or next((places[key] for key in near), Location(made.source.path))
+    message, hint = in_their_names(item.message, names), in_their_names(item.help, names)
+    help = "" if _OURS.search(hint) else hint
+    return item._replace(message=message, help=help, location=place, key=names.get(ours, ours), fix=None)
 
 
 _OURS = re.compile(r"\b(?:parallel|batch|schedule|train|zero|model|data|optimizer|lr_scheduler)\.[a-z]|\w=dict\(|mode=")
@@ -255,12 +303,12 @@ class _Written:
 
 def _finding(rule: Entry, source: Source, key: str, place: Location, value_of: expression.ValueOf) -> Finding:
     node = source.config.root.get(key)
-    if node is not None and not node.is_mapping and node.location.path == source.config.path:
+    if node is not None and not node.is_mapping and node.location.path in source.config.sources:
         place = node.location
     message = re.sub(r"\{([\w.]+)\}", lambda found: _shown(value_of(found[1])), rule.says)
     checked = f"checked by {rule.source}"
     hint = f"{rule.help} ({checked})" if rule.help else checked
-    return make_finding(CODES[rule.kind], message, hint, place._replace(path=source.path), key)
+    return make_finding(CODES[rule.kind], message, hint, own_location(place, source), key)
 
 
 def _shown(value: Any) -> str:
