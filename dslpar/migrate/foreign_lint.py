@@ -181,9 +181,9 @@ def _of_dslpar(
         elif item.code.startswith("FIT"):
             # The forecast is of a run of dslpar, so that it is no mistake of the author.
             hint = f"dslpar's forecast; assumed: {', '.join(assumed(made.entries)) or 'nothing'}"
-            yield at_source(item, made, places)._replace(severity="info", help=hint)
+            yield at_source(item, made, places, placed=True)._replace(severity="info", help=hint)
         elif item.code in rules.judged:
-            found = at_source(item, made, places)
+            found = at_source(item, made, places, placed=True)
             if found.location != whole:
                 yield found
 
@@ -192,17 +192,18 @@ _DIVIDES = {"TEN": "parallel.tensor", "PIP": "parallel.pipeline"}
 """Family of a rule of dslpar -> the section whose sizes have to divide those of the model."""
 
 
-def at_source(item: Finding, made: Import, places: Mapping[str, Location]) -> Finding:
+def at_source(item: Finding, made: Import, places: Mapping[str, Location], placed: bool = False) -> Finding:
     """Return a finding of dslpar's about the converted config, at the source's location and in its names.
 
-    `places`: the locations of dslpar's keys that the source sets. A finding about a size of --model is at the source's
-    key that has to divide it.
+    `places`: the locations of dslpar's keys that the source sets. `placed`: whether the finding is at one of these,
+    and not in the text of the converted config. A finding about a size of --model is at the source's key that has to
+    divide it.
     """
     names = {entry.to: entry.key for entry in made.entries if entry.key and entry.to}
     place, ours = item.location, item.key
-    of_source = {made.source.path, *made.source.config.sources} - {made.source.config.path}
-    if place.path not in of_source or ours.startswith("model.") and ours not in names:
-        section = _DIVIDES.get(item.code[:3], "") if ours.startswith("model.") else ""
+    is_of_model = ours.startswith("model.") and ours not in names
+    if is_of_model or not placed:
+        section = _DIVIDES.get(item.code[:3], "") if is_of_model else ""
         ours = next((key for key in places if section and f"{key}.".startswith(f"{section}.")), ours)
         near = (key for key in places if f"{ours}.".startswith(f"{key}.") or key.startswith(f"{ours}."))
         place = places.get(ours) or next((places[key] for key in near), Location(made.source.path))
