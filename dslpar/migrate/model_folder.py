@@ -25,7 +25,15 @@ _SIZES = {
     "n_positions": "max_seq_len",
 }
 """Size of a transformers config -> size of dslpar's GPT."""
-_NOT_SIZES = ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "auto_map", "_name_or_path")
+_NOT_SIZES = (
+    "architectures",
+    "model_type",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "auto_map",
+    "_name_or_path",
+)
 """Keys of config.json that say which class it is of, or how its weights are stored."""
 
 
@@ -49,7 +57,11 @@ def read(file: str) -> Mapping[str, Any]:
         raise ModelFolderError(f"cannot read {file}: {error.strerror}") from error
     except ValueError as error:
         raise ModelFolderError(f"{file} is not JSON") from error
-    if not isinstance(config, Mapping) or not isinstance(config.get("architectures"), list) or not config["architectures"]:
+    if (
+        not isinstance(config, Mapping)
+        or not isinstance(config.get("architectures"), list)
+        or not config["architectures"]
+    ):
         raise ModelFolderError(f"{file} names no class in architectures")
     return config
 

@@ -109,7 +109,9 @@ def merged(source: Source, others: Mapping[str, str]) -> Source:
             hint = f"keep one of the two: {TABLES[source.name].title} refuses a key that two of its files have"
             findings.append(make_finding(REFUSED, message, hint, node.key_location or node.location, str(key)))
         config = config._replace(
-            root=config.root._replace(value={**config.root.value, **{key: each for key, each in other.root.value.items() if key not in twice}}),
+            root=config.root._replace(
+                value={**config.root.value, **{key: each for key, each in other.root.value.items() if key not in twice}}
+            ),
             findings=tuple(findings),
             sources={**config.sources, **other.sources},
             complete=config.complete and other.complete,

@@ -327,3 +327,152 @@ def test_a_program_is_linted_by_its_config(
     assert "train.py:3:1: CFG129 python-program [info]" in printed
     Path("cfg.py").write_text("batch = dict(micro_size=2)\n")
     assert main(["lint", "train.py"]) == 0
+
+
+def test_show_and_plan_report_at_the_sources_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "torchrun pretrain_gpt.py --num-layers 4 --hidden-size 96 --num-attention-heads 6 --seq-length 8 \\\n"
+    script += "  --max-position-embeddings 8 --micro-batch-size 2 --vocab-size 256 --tensor-model-parallel-size 4\n"
+    Path("t.sh").write_text(script)
+    for command in (["show"], ["plan", "--device", "h100-80g"]):
+        assert main([*command, "t.sh", "--world-size", "8"]) == 1
+        printed = capsys.readouterr().err
+        assert "t.sh:1:81: TEN201" in printed
+        assert printed.count("TEN201") == 1
+        assert "--num-attention-heads 6 is not a multiple of --tensor-model-parallel-size 4" in printed
+        assert "t.sh.py" not in printed
+
+
+def test_toml_is_linted_shown_and_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (FOREIGN / "torchtitan/llama3_8b.toml").read_text()
+    Path("l.toml").write_text(text)
+    assert main(["lint", "l.toml", "--world-size", "8"]) == 0
+    assert main(["show", "l.toml", "--world-size", "8"]) == 0
+    assert main(["plan", "l.toml", "--world-size", "8", "--device", "h100-80g"]) == 0
+    assert capsys.readouterr().err.count("l.toml is a config of torchtitan") == 2
+    Path("l.toml").write_text(re.sub(r"tensor_parallel_degree = \d+", "tensor_parallel_degree = 3", text))
+    for command in (["lint"], ["show"], ["plan", "--device", "h100-80g"]):
+        assert main([*command, "l.toml", "--world-size", "8"]) == 1
+        printed = capsys.readouterr()
+        line = next(n for n, each in enumerate(text.splitlines(), 1) if each.startswith("tensor_parallel_degree"))
+        assert f"l.toml:{line}:" in printed.out + printed.err
+        assert "does not divide WORLD_SIZE(8)" in printed.out + printed.err
+
+
+HF = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 96, "intermediate_size": 256}
+HF |= {"num_hidden_layers": 4, "num_attention_heads": 6, "vocab_size": 1000, "max_position_embeddings": 128}
+
+
+def test_the_model_of_a_hugging_face_folder_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hf").mkdir()
+    Path("hf/config.json").write_text(json.dumps(HF))
+    Path("t.sh").write_text(
+        "megatron sft --model Qwen/Qwen3-8B --tensor_model_parallel_size 4 --pipeline_model_parallel_size 8\n"
+    )
+    assert main(["lint", "t.sh"]) == 0
+    capsys.readouterr()
+    for name in ("hf", "hf/config.json"):
+        assert main(["lint", "t.sh", "--model", name, "--format", "json"]) == 1
+        found = {item["code"]: item for item in json.loads(capsys.readouterr().out)}
+        assert "6 is not a multiple of --tensor_model_parallel_size 4" in found["TEN201"]["message"]
+        assert "8 stages, but the model has 4 layers" in found["PIP101"]["message"]
+        assert {(found[code]["path"], found[code]["line"]) for code in ("TEN201", "PIP101")} == {("t.sh", 1)}
+        assert found["TEN201"]["key"] == "--tensor_model_parallel_size"
+    with pytest.raises(SystemExit):
+        main(["lint", "t.sh", "--model", str(tmp_path)])
+    assert "cannot read" in capsys.readouterr().err
+    Path("hf/config.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        main(["lint", "t.sh", "--model", "hf"])
+    assert "names no class" in capsys.readouterr().err
+
+
+def test_a_forecast_of_memory_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("# device: a100-40g\nhost slots=1\n")
+    Path("t.sh").write_text(
+        "torchrun pretrain_gpt.py --num-layers 64 --hidden-size 8192 --num-attention-heads 64 --seq-length 2048"
+        " --max-position-embeddings 2048 --micro-batch-size 2 --vocab-size 50000 --lr 1e-3 --train-iters 10 --bf16\n"
+    )
+    assert main(["lint", "t.sh", "--hostfile", "hosts", "--format", "json"]) == 0
+    (found,) = (item for item in json.loads(capsys.readouterr().out) if item["code"] == "FIT101")
+    assert (found["severity"], found["path"]) == ("info", "t.sh")
+    assert "assumed: model.type='GPT'" in found["help"]
+
+
+# Several files --------------------------------------------------------------------------------------------------------
+
+NEOX = '{"pipe-parallel-size": 1, "num-layers": 4, "hidden-size": 64, "num-attention-heads": 4, "save": "a"}\n'
+
+
+def test_neox_merges_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yml").write_text(NEOX)
+    Path("setup.yml").write_text('{"vocab-file": "v",\n "num_unique_layers": 3}\n')
+    assert main(["lint", "small.yml"]) == 0
+    capsys.readouterr()
+    assert main(["lint", "setup.yml", "small.yml", "--format", "concise"]) == 1
+    printed = capsys.readouterr().out
+    assert "setup.yml:2:23: FRN201" in printed
+    assert "num_layers 4 is not a multiple of num_unique_layers 3" in printed
+    assert "CFG" not in printed
+    Path("setup.yml").write_text('{"vocab-file": "v",\n "save": "b"}\n')
+    assert main(["lint", "small.yml", "setup.yml", "--format", "concise"]) == 1
+    assert "setup.yml:2:2: FRN201 refused-by-its-framework: save is in small.yml, too" in capsys.readouterr().out
+
+
+def test_two_runs_are_not_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yml").write_text(NEOX)
+    Path("large.yml").write_text(NEOX)
+    assert main(["lint", "small.yml", "large.yml"]) == 0
+    assert main(["lint", "small.yml", "large.yml", "--from", "gpt_neox"]) == 1
+    assert "num-layers is in small.yml, too" in capsys.readouterr().out
+
+
+def test_import_takes_the_files_that_neox_merges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yml").write_text(NEOX)
+    Path("setup.yml").write_text('{"train_micro_batch_size_per_gpu": 3}\n')
+    main(["import", "small.yml", "setup.yml"])
+    printed = capsys.readouterr()
+    assert "micro_size=3" in printed.out
+    assert "setup.yml:1: train_micro_batch_size_per_gpu -> batch.micro_size" in printed.err
+    Path("setup.yml").write_text('{"save": "b"}\n')
+    with pytest.raises(SystemExit) as stopped:
+        main(["import", "small.yml", "setup.yml"])
+    assert stopped.value.code == 2
+    assert "save is in small.yml, too" in capsys.readouterr().err
+    Path("ds.json").write_text('{"train_batch_size": 8}')
+    with pytest.raises(SystemExit):
+        main(["import", "ds.json", "setup.yml"])
+    assert "DeepSpeed reads one config, not 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "rule_holds"), [("--merge_lora false", True), ("", False), ("--save_safetensors false", True)]
+)
+def test_false_is_given(words: str, rule_holds: bool) -> None:
+    found = lint_text(f"megatron sft --tuner_type lora_llm --no_save_optim true {words}\n", "t.sh", name="ms_swift")
+    assert any("merge_lora must be True" in item.message for item in found) is rule_holds
+
+
+def test_what_an_override_leaves_out_is_unknown() -> None:
+    text = "train: {train_samples: 100}\nmodel: {num_layers: 8, expert_model_parallel_size: 2}\n"
+    assert [item for item in lint_text(text, "o.yaml", 8, name="megatron_bridge") if item.severity == "error"] == []
