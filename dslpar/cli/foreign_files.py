@@ -9,18 +9,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from dslpar.core.errors import Finding
 from dslpar.core.visible import visible
 from dslpar.language.load import Config
 from dslpar.linter import check
-from dslpar.schema.frameworks import frameworks
+from dslpar.schema.frameworks import frameworks, recognise
 
 if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
     from dslpar.migrate.convert import Import
+    from dslpar.migrate.foreign_lint import Model
+    from dslpar.migrate.sources import Source
 
 _FOREIGN, _PROGRAM = "CFG123", "CFG129"
 _ALWAYS_FOREIGN = (".hjson",)
@@ -31,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = tuple(framework.name for framework in frameworks())
     help = "the framework of the named files; default: detected from each file"
     parser.add_argument("--from", dest="source", choices=names, metavar="FRAMEWORK", help=help)
-    help = "for another framework's config without a model: take the model from this dslpar config"
+    help = (
+        "for another framework's config without a model: take the model from this dslpar config, or its sizes from"
+        " this folder of Hugging Face, which has a config.json"
+    )
     parser.add_argument("--model", metavar="FILE", help=help)
 
 
@@ -47,8 +53,12 @@ def findings(
     parser: argparse.ArgumentParser,
     world_size: int | None,
     cluster: Cluster | None,
+    parts: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Return the findings about another framework's config, or about the config that a program names."""
+    """Return the findings about another framework's config, or about the config that a program names.
+
+    `parts`: further files of the same run, texts by path.
+    """
     text = config.sources.get(config.path)
     if text is None:
         return found  # the file cannot be read
@@ -56,8 +66,44 @@ def findings(
         return _of_program(config, found, world_size, cluster)
     from dslpar.migrate.foreign_lint import lint_text  # few files get here
 
-    model = _model(args.model, parser)
-    return lint_text(text, config.path, world_size, cluster, args.source or "", model)
+    model = _model(args.model, parser, sizes=True)
+    config.sources.update(parts)
+    return lint_text(text, config.path, world_size, cluster, args.source or "", model, parts)
+
+
+def parts_of(configs: Sequence[Config], named: Collection[str], source: str | None) -> tuple[str, Mapping[str, str]]:
+    """Return the named config with which a framework merges the other named files, and these: texts by path.
+
+    These are files in which no framework is recognised (GPT-NeoX's local_setup.yml); with --from, all other files.
+    Without such files the config's path is empty.
+    """
+    from dslpar.language.load import YAML_ENDINGS
+
+    files = [each for each in configs if each.path in named and each.path.endswith(YAML_ENDINGS)]
+    if len(files) < 2 or (source is None and not any(map(_looks_merged, files))):
+        return "", {}
+    from dslpar.migrate.sources import MERGES
+
+    names = {each.path: _framework(each) for each in files}
+    main = next((path for path, name in names.items() if (source or name) in MERGES), "")
+    is_part = {path: path != main and (source in MERGES or name == "") for path, name in names.items()}
+    parts = {each.path: each.sources[each.path] for each in files if main and is_part[each.path]}
+    return (main if parts else ""), parts
+
+
+def _looks_merged(config: Config) -> bool:
+    """Return whether a config has sections that are none of dslpar's: most configs need no closer look."""
+    from dslpar.schema.sections_reader import SECTIONS
+
+    return not {*map(str, config.root.value)} <= {*SECTIONS, "resolved"}
+
+
+def _framework(config: Config) -> str:
+    """Return the name of a file's framework; "dslpar" for a config of dslpar, empty if it is unknown."""
+    if not _looks_merged(config):
+        return "dslpar"
+    found = recognise(config.root, config.path, ())
+    return "" if found is None else found.name
 
 
 def _of_program(config: Config, found: list[Finding], world_size: int | None, cluster: Cluster | None) -> list[Finding]:
@@ -85,32 +131,71 @@ def _of_program(config: Config, found: list[Finding], world_size: int | None, cl
     return [*notes, *check.lint(named, world_size, cluster=cluster, by_program=True)]
 
 
-def _model(name: str | None, parser: argparse.ArgumentParser) -> Mapping[str, Any] | None:
-    """Return the model section of the config that --model names."""
+def _model(name: str | None, parser: argparse.ArgumentParser, sizes: bool = False) -> Model | None:
+    """Return the model section of the config or folder that --model names.
+
+    `sizes`: of a folder, the sizes that all frameworks share, and not the class of transformers.
+    """
     if name is None:
         return None
+    from dslpar.migrate import model_folder
+    from dslpar.migrate.foreign_lint import Model
+
+    if file := model_folder.file_of(name):
+        try:
+            read = model_folder.read(file)
+        except model_folder.ModelFolderError as error:
+            parser.error(f"--model {name}: {error}")
+        return Model(file, model_folder.sizes_of(read) if sizes else model_folder.section_of(read))
     config = check.load(name)
     node = config.root.value.get("model")
     if not config.complete or node is None or not node.is_mapping:
         parser.error(f"--model {name}: {config.findings[0].message if config.findings else 'it has no model'}")
     type_ = {} if node.target is None else {"type": node.target.name.removeprefix("dslpar.models.")}
-    return type_ | {str(key): child.plain() for key, child in node.value.items()}
+    return Model(name, type_ | {str(key): child.plain() for key, child in node.value.items()})
 
 
-def load(path: str, overrides: Sequence[str], args: argparse.Namespace, parser: argparse.ArgumentParser) -> Config:
+class Converted(NamedTuple):
+    """Another framework's config, converted in memory."""
+
+    path: str
+    """The path of the dslpar config, which ends with .py."""
+    text: str
+    """The text of the dslpar config."""
+    source: Source
+    model: Model | None
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Texts of the source by path, for findings."""
+        return self.source.config.sources
+
+    def findings(
+        self, found: Sequence[Finding], world_size: int | None, cluster: Cluster | None = None
+    ) -> list[Finding]:
+        """Return what lint finds in the source, and the errors found in the converted config, at the source's lines."""
+        from dslpar.migrate.foreign_lint import at_source, lint_source
+
+        linted = lint_source(self.source, world_size, cluster, self.model)
+        ours = [at_source(item, linted.made, linted.places) for item in found if item.severity == "error"]
+        seen = {(item.code, item.location) for item in linted.findings}
+        ours = [item for item in ours if (item.code, item.location) not in seen]
+        return [*(item for item in linted.findings if item.severity != "info"), *dict.fromkeys(ours)]
+
+
+def load(
+    path: str, overrides: Sequence[str], args: argparse.Namespace, parser: argparse.ArgumentParser
+) -> tuple[Config, Converted | None]:
     """Load a config; one of another framework is converted in memory, and a note says what was assumed."""
     trusted = tuple(getattr(args, "trust", ()))
     made = converted(path, args, parser)
     if made is None:
-        return check.load(path, overrides, trusted=trusted)
-    return check.load_text(made[1], made[0], overrides)._replace(trusted=trusted)
+        return check.load(path, overrides, trusted=trusted), None
+    return check.load_text(made.text, made.path, overrides)._replace(trusted=trusted), made
 
 
-def converted(path: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[str, str] | None:
-    """Convert another framework's config, and print what was assumed.
-
-    Return a path that ends with .py, and the text of the dslpar config; None if the file is not such a config.
-    """
+def converted(path: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Converted | None:
+    """Convert another framework's config, and print what was assumed; None if the file is not such a config."""
     name = getattr(args, "source", None) or ""
     config = check.load(path)
     text = config.sources.get(path)
@@ -124,9 +209,10 @@ def converted(path: str, args: argparse.Namespace, parser: argparse.ArgumentPars
     source = read_text(text, path, name)
     if not source.config.complete or source.name not in TABLES:
         return None
-    made = convert(source, _model(getattr(args, "model", None), parser))
+    model = _model(getattr(args, "model", None), parser)
+    made = convert(source, model.section if model else None)
     sys.stderr.write(visible(_assumed(made, path, TABLES[source.name].title)) + "\n")
-    return path if path.endswith(".py") else f"{path}.py", writer.file_of(made)
+    return Converted(path if path.endswith(".py") else f"{path}.py", writer.file_of(made), source, model)
 
 
 def _is_config_of_others(config: Config) -> bool:

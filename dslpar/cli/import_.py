@@ -25,7 +25,7 @@ from dslpar.migrate import others, report, writer
 from dslpar.migrate.convert import Import, convert, refused
 from dslpar.migrate.recipes import recipes_in
 from dslpar.migrate.registry import TABLES
-from dslpar.migrate.sources import Source, read_text
+from dslpar.migrate.sources import MERGES, REFUSED, Source, merged, read_text
 from dslpar.migrate.table import Epoch
 
 EPILOG = """\
@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a config of a framework, such as ColossalAI (.py), DeepSpeed (.json), Accelerate (.yaml), "
         "torchtitan (.toml) or Megatron-LM (.sh)",
     )
+    help = "further files that the framework merges with FILE, as GPT-NeoX does (local_setup.yml)"
+    add("others", nargs="*", metavar="FILE", help=help)
     add("-o", "--output", dest="out", metavar="OUT", help="the file to write; default: -, stdout")
     names = ", ".join(TABLES)
     add(
@@ -102,6 +104,24 @@ def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source
         parser.error(f"{args.file} is already a dslpar config: there is nothing to import (if it is not, use --from)")
     if not source.name:
         parser.error(f"cannot detect the framework of {args.file}: give --from {', '.join(TABLES)}")
+    return _with_others(source, args, parser)
+
+
+def _with_others(source: Source, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source:
+    """Return the source with the keys of the further files; exit with a usage error if a key is in two files."""
+    if not args.others:
+        return source
+    if source.name not in MERGES:
+        parser.error(f"{TABLES[source.name].title} reads one config, not {1 + len(args.others)}: import each by itself")
+    try:
+        texts = {path: read_source(path, {}).text for path in args.others}
+    except ConfigError as error:
+        parser.error(error.message)
+    source = merged(source, texts)
+    twice = [item for item in source.config.findings if item.code == REFUSED]
+    if twice or not source.config.complete:
+        arguments.print_findings(twice or refused(source), source.config.sources)
+        sys.exit(2)
     return source
 
 

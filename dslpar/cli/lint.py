@@ -109,10 +109,13 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     cluster = arguments.load_cluster(args, parser, sources)
 
     def findings_of(config: Config) -> list[Finding]:
+        if config.path in parts:
+            return []  # it is linted with the config that it is a part of
         includes, world_size = settings.selection_of(config.path), settings.world_size_of(config.path)
         found = check.lint(config, world_size, cluster=cluster, by_program=args.program)
         if config.path in named and (args.source or foreign_files.is_foreign(config.path, found)):
-            found = foreign_files.findings(config, found, args, parser, world_size, cluster)
+            others = parts if config.path == main else {}
+            found = foreign_files.findings(config, found, args, parser, world_size, cluster, others)
         return [item for item in found if includes(item)]
 
     if args.statistics and args.format in ("github", "gitlab", "sarif"):
@@ -124,6 +127,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     named = set() if args.configs_only else {path for path in paths if not os.path.isdir(path)}
     named |= {os.path.normpath(path) for path in named}
     configs, note = _load_configs(args, parser, paths, stdin, settings)
+    main, parts = foreign_files.parts_of(configs, named, args.source)
     if args.show_files or args.targets:
         return _listing(args, parser, configs)
     batch: list[Linted] = [(config, findings_of(config)) for config in configs]

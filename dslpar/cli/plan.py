@@ -9,6 +9,7 @@ import sys
 from textwrap import wrap
 
 from dslpar.cli import arguments, foreign_files, plan_apply, plan_dry_run, plan_trace
+from dslpar.core.errors import has_errors
 from dslpar.core.project import add_trust
 from dslpar.forecast.device import DEVICES
 from dslpar.forecast.machine import MachineError, machine_of
@@ -93,8 +94,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if made is not None:
         if args.apply is not None:
             parser.error(f"--apply changes dslpar's configs: dslpar import {path} -o FILE writes one")
-        path, text = made
-        texts[os.path.realpath(path)] = text
+        path = made.path
+        texts[os.path.realpath(path)] = made.text
     world_size = arguments.world_size(args, cluster, parser, lambda: check.load(path, texts=texts))
     if world_size is None:
         return 1
@@ -107,8 +108,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         texts=texts,
     )
     checked = question.check(world_size)
-    arguments.print_findings(checked.findings, sources | dict(checked.config.sources))
-    job = planning.job_of(checked)
+    found = checked.findings if made is None else made.findings(checked.findings, world_size, cluster)
+    arguments.print_findings(found, sources | dict(checked.config.sources if made is None else made.sources))
+    job = None if has_errors(found) else planning.job_of(checked)
     if job is None:
         return 1
     project_device = None if args.device else arguments.project_device(os.path.dirname(path))

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dslpar.cli import arguments, foreign_files
+from dslpar.core.errors import has_errors
 from dslpar.core.project import add_trust
 from dslpar.core.visible import visible
 from dslpar.forecast.machine import MachineError, machine_of
 from dslpar.forecast.plan import Forecast, forecast
 from dslpar.forecast.workload import workload_of
 from dslpar.layout.resolve import Job
+from dslpar.linter import check
 from dslpar.planner import show
 
 if TYPE_CHECKING:
@@ -48,12 +50,18 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if len(paths) != 1:
         parser.error(f"show takes one config, not {len(paths)}")
     arguments.project_in(".")
-    config = foreign_files.load(paths[0], arguments.overrides(args), args, parser)
+    config, foreign = foreign_files.load(paths[0], arguments.overrides(args), args, parser)
     args.world_size = arguments.default_world_size(args, config.path)
     world_size = arguments.world_size(args, cluster, parser, lambda: config)
     if world_size is None:
         return 1
-    job = arguments.resolve_or_print(config, world_size, cluster, sources, args.program)
+    if foreign is None:
+        job = arguments.resolve_or_print(config, world_size, cluster, sources, args.program)
+    else:
+        checked = check.check(config, world_size, cluster, by_program=args.program)
+        found = foreign.findings(checked.findings, world_size, cluster)
+        arguments.print_findings(found, sources | dict(foreign.sources))
+        job = None if has_errors(found) else checked.job
     if job is None:
         return 1
     made = _forecast(job, cluster)

@@ -242,7 +242,7 @@ class Converter:
 
     def note(self, key: str, outcome: Outcome, location: Location) -> None:
         """Add one line to the report."""
-        location = _own_location(location, self.source)
+        location = own_location(location, self.source)
         self.entries.append(Entry(key, outcome.fate, outcome.to, outcome.value, outcome.why, location))
 
     # Unevaluated keys ----------------------------------------------------------------------------------------
@@ -400,10 +400,10 @@ def _not_evaluated(to: str) -> Outcome:
 def refused(source: Source) -> list[Finding]:
     """Return the findings of a source that could not be read at all, at its own path."""
     hint = "write JSON: comments, trailing commas and plain keys are read; HJSON without commas or braces is not"
-    found = [finding._replace(location=_own_location(finding.location, source)) for finding in source.config.findings]
+    found = [finding._replace(location=own_location(finding.location, source)) for finding in source.config.findings]
     return [item._replace(help=hint) for item in found] if source.path.endswith(JSON_ENDINGS) else found
 
 
-def _own_location(location: Location, source: Source) -> Location:
+def own_location(location: Location, source: Source) -> Location:
     """Return a location with the source's own path, since .hjson files are read under another path."""
     return location._replace(path=source.path) if location.path == source.config.path else location

@@ -3,7 +3,8 @@
     >>> holds("zero.stage == 3 and pipeline.stages > 1", {"zero.stage": 3, "pipeline.stages": 2}.get, lambda key: True)
     True
 
-A name is a dotted key of the source. `given(key)` asks whether the source sets it. Literals, lists, comparisons,
+A name is a dotted key of the source. `given(key)` asks whether the source writes it, whatever its value: False is a
+value, and None sets nothing. Literals, lists, comparisons,
 `and`, `or`, `not`, `in` and `+ - * // %` are allowed. What is unknown stays unknown: a missing number, a value of the
 wrong type or a division by zero makes the part around it unknown, and an unknown condition does not hold.
 """

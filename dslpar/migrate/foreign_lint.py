@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.core.catalog import finding as make_finding
@@ -20,21 +21,30 @@ from dslpar.language.load import Config
 from dslpar.language.tree import Node
 from dslpar.linter import check
 from dslpar.migrate import expression
-from dslpar.migrate.convert import IMPLIED, Converter, Import, refused
+from dslpar.migrate.convert import IMPLIED, Converter, Import, Leaf, own_location, refused
 from dslpar.migrate.convert import Entry as Converted
 from dslpar.migrate.framework_rules import Entry, Rules, rules_of
-from dslpar.migrate.sources import Source, read_text
+from dslpar.migrate.sources import REFUSED, Source, merged, read_text
 from dslpar.migrate.unread import UNREAD
 from dslpar.schema.frameworks import frameworks
 
 if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
 
-CODES: Mapping[str, str] = {"error": "FRN201", "warning": "FRN202", "info": "FRN203"}
+CODES: Mapping[str, str] = {"error": REFUSED, "warning": "FRN202", "info": "FRN203"}
 """Severity of a check of the framework -> the code of its findings."""
 UNKNOWN_KEY, NOT_JUDGED = "FRN204", "FRN205"
 _MOST_NAMED = 8
 """Keys that one finding names."""
+
+
+class Model(NamedTuple):
+    """The model that --model gives to a source."""
+
+    path: str
+    """The dslpar config, or a config.json."""
+    section: Mapping[str, Any]
+    """The section `model`."""
 
 
 class Linted(NamedTuple):
@@ -44,6 +54,8 @@ class Linted(NamedTuple):
     config: Config
     """The dslpar config that the rules saw; its values are at the source's locations."""
     findings: list[Finding]
+    places: Mapping[str, Location]
+    """The locations of dslpar's keys that the source sets."""
 
 
 def lint_text(
@@ -52,10 +64,14 @@ def lint_text(
     world_size: int | None = None,
     cluster: Cluster | None = None,
     name: str = "",
-    model: Mapping[str, Any] | None = None,
+    model: Model | None = None,
+    others: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Return the findings about a source's text; none if its framework is unknown (`name`: the framework, if given)."""
-    source = read_text(text, path, name)
+    """Return the findings about a source's text; none if its framework is unknown (`name`: the framework, if given).
+
+    `others`: further files of the same run, texts by path, which the framework merges with this one.
+    """
+    source = merged(read_text(text, path, name), others)
     if not source.config.complete:
         return refused(source)
     if source.name not in {framework.name for framework in frameworks()}:
@@ -67,29 +83,31 @@ def lint_source(
     source: Source,
     world_size: int | None = None,
     cluster: Cluster | None = None,
-    model: Mapping[str, Any] | None = None,
+    model: Model | None = None,
 ) -> Linted:
     """Lint an evaluated source for a world size."""
-    converter = Converter(source, model, None)
+    converter = Converter(source, model.section if model else None, None)
     made = converter.run()
     rules = rules_of(source.name)
     places = _places(source, made)
+    if model is not None:
+        places |= {f"model.{key}": Location(model.path) for key in model.section}
     config = _config_of(made, places, rules)
     found = [
         *_language(source),
         *_own_checks(converter, rules, world_size),
-        *_of_dslpar(config, made, rules, world_size, cluster),
+        *_of_dslpar(config, made, rules, world_size, cluster, places),
         *_unknown_keys(made, converter.table.title),
     ]
     found += _not_judged(made, converter.table.title, {item.key for item in found})
     unique = dict.fromkeys(found)
-    return Linted(made, config, sorted(unique, key=Finding.sort_key))
+    return Linted(made, config, sorted(unique, key=Finding.sort_key), places)
 
 
 def _language(source: Source) -> list[Finding]:
     """Return what the evaluator found, except about the language of Python configs, which is dslpar's own."""
-    at_home = [item for item in source.config.findings if item.code == "CFG012"]
-    return [item._replace(location=item.location._replace(path=source.path)) for item in at_home]
+    at_home = [item for item in source.config.findings if item.code in ("CFG012", REFUSED)]
+    return [item._replace(location=own_location(item.location, source)) for item in at_home]
 
 
 # The dslpar config --------------------------------------------------------------------------------------------------
@@ -101,9 +119,8 @@ def _places(source: Source, made: Import) -> dict[str, Location]:
     for entry in made.entries:
         if entry.key and entry.to and entry.fate in ("kept", "renamed", "changed"):
             node = source.config.root.get(entry.key)
-            plain = node is not None and not node.is_mapping and node.location.path == source.config.path
-            place = node.location._replace(path=source.path) if plain and node is not None else entry.location
-            places[entry.to] = place
+            plain = node is not None and not node.is_mapping and node.location.path in source.config.sources
+            places[entry.to] = own_location(node.location, source) if plain and node is not None else entry.location
     return places
 
 
@@ -149,25 +166,57 @@ def _node(value: Any, place: Location) -> Node:
 
 
 def _of_dslpar(
-    config: Config, made: Import, rules: Rules, world_size: int | None, cluster: Cluster | None
+    config: Config,
+    made: Import,
+    rules: Rules,
+    world_size: int | None,
+    cluster: Cluster | None,
+    places: Mapping[str, Location],
 ) -> Iterator[Finding]:
     """Yield the findings of dslpar's rules that hold in the framework, about keys that the author wrote."""
-    names = {entry.to: entry.key for entry in made.entries if entry.key and entry.to}
     whole = Location(config.path)
     for item in check.lint(config, world_size, cluster=cluster):
         if item.code.startswith("HST"):
             yield item
-        elif item.code in rules.judged and item.location != whole:
-            key = next((theirs for ours, theirs in names.items() if ours == item.key), item.key)
-            message, hint = in_their_names(item.message, names), in_their_names(item.help, names)
-            yield item._replace(message=message, help="" if _OURS.search(hint) else hint, key=key, fix=None)
+        elif item.code.startswith("FIT"):
+            # The forecast is of a run of dslpar, so that it is no mistake of the author.
+            hint = f"dslpar's forecast; assumed: {', '.join(assumed(made.entries)) or 'nothing'}"
+            yield at_source(item, made, places, placed=True)._replace(severity="info", help=hint)
+        elif item.code in rules.judged:
+            found = at_source(item, made, places, placed=True)
+            if found.location != whole:
+                yield found
+
+
+_DIVIDES = {"TEN": "parallel.tensor", "PIP": "parallel.pipeline"}
+"""Family of a rule of dslpar -> the section whose sizes have to divide those of the model."""
+
+
+def at_source(item: Finding, made: Import, places: Mapping[str, Location], placed: bool = False) -> Finding:
+    """Return a finding of dslpar's about the converted config, at the source's location and in its names.
+
+    `places`: the locations of dslpar's keys that the source sets. `placed`: whether the finding is at one of these,
+    and not in the text of the converted config. A finding about a size of --model is at the source's key that has to
+    divide it.
+    """
+    names = {entry.to: entry.key for entry in made.entries if entry.key and entry.to}
+    place, ours = item.location, item.key
+    is_of_model = ours.startswith("model.") and ours not in names
+    if is_of_model or not placed:
+        section = _DIVIDES.get(item.code[:3], "") if is_of_model else ""
+        ours = next((key for key in places if section and f"{key}.".startswith(f"{section}.")), ours)
+        near = (key for key in places if f"{ours}.".startswith(f"{key}.") or key.startswith(f"{ours}."))
+        place = places.get(ours) or next((places[key] for key in near), Location(made.source.path))
+    message, hint = in_their_names(item.message, names), in_their_names(item.help, names)
+    help = "" if _OURS.search(hint) else hint
+    return item._replace(message=message, help=help, location=place, key=names.get(ours, ours), fix=None)
 
 
 _OURS = re.compile(r"\b(?:parallel|batch|schedule|train|zero|model|data|optimizer|lr_scheduler)\.[a-z]|\w=dict\(|mode=")
 """A key of dslpar in a help: it is of no use to the author of another framework's config."""
 _PHRASES = (
     (re.compile(r" in mode '1d'"), ""),
-    (re.compile(r" \* accumulation \?"), ""),
+    (re.compile(r"is not ([^;]*?) \* accumulation \?"), r"is not a multiple of \1"),
     (re.compile(r"\* data (\d+)"), r"* replicas \1"),
     (re.compile(r"\by = (\d+)"), r"parallel.tensor.size \1"),
 )
@@ -196,37 +245,71 @@ def _literal(text: str) -> str:
 
 def _own_checks(converter: Converter, rules: Rules, world_size: int | None) -> Iterator[Finding]:
     """Yield the findings of the framework's own checks, each at the first key of it that the author wrote."""
-    leaves = {leaf.name: leaf for leaf in converter.leaves}
-    values = dict(converter.view.values)
-
-    def value_of(key: str) -> Any:
-        if key == "world_size" and world_size is not None:
-            return world_size
-        value = values.get(key)
-        return converter.view.defaults.get(key) if value is None else value
-
-    def is_given(key: str) -> bool:
-        inside = [value for name, value in values.items() if name == key or name.startswith(f"{key}.")]
-        if UNREAD in inside:
-            raise expression.UnknownError
-        return any(value not in (None, False) for value in inside)
-
+    seen = _Written(converter, world_size, converter.source.path.endswith(rules.partial))
     for rule in rules.checks:
-        if not expression.holds(rule.when, value_of, is_given):
+        if not expression.holds(rule.when, seen.value_of, seen.is_given):
             continue
-        written = [key for key in (rule.subject, *expression.keys_of(rule.when)) if key in leaves]
-        if written:
-            yield _finding(rule, converter.source, leaves[written[0]].key, leaves[written[0]].location, value_of)
+        leaf = next(filter(None, map(seen.leaf, (rule.subject, *expression.keys_of(rule.when)))), None)
+        if leaf is not None:
+            yield _finding(rule, converter.source, leaf.key, leaf.location, seen.value_of)
+        elif f"not given({rule.subject})" in rule.when:  # the framework wants the key, which is not there
+            yield _finding(rule, converter.source, rule.subject, Location(converter.source.path), seen.value_of)
+
+
+class _Written:
+    """The keys that a source writes, as the conditions of checks name them.
+
+    A condition may name a key as the table does (`seq_length`), or with its section, where several sections have a
+    key of the same name (`model.seq_length` and `dataset.seq_length`).
+    """
+
+    def __init__(self, converter: Converter, world_size: int | None, is_partial: bool) -> None:
+        self.framework, self.defaults = converter.table.framework, converter.view.defaults
+        self.world_size, self.is_partial = world_size, is_partial
+        leaves = [*converter.leaves, *(leaf for leaf, _ in converter.unread)]
+        start = f"{converter.table.wrapper}."
+        self.by_name = {leaf.name: leaf for leaf in leaves}
+        self.by_key = {self.framework.written(leaf.key).removeprefix(start): leaf for leaf in leaves}
+
+    def leaves_for(self, key: str) -> Mapping[str, Leaf]:
+        """Return the leaves among which a key is: those by section if it names one, else those by name."""
+        return self.by_key if key.partition(".")[0] in self.framework.sections else self.by_name
+
+    def leaf(self, key: str) -> Leaf | None:
+        """Return the leaf of a key, or the first leaf below it; None if the source writes neither."""
+        leaves = self.leaves_for(key)
+        return leaves.get(key) or next((leaves[name] for name in leaves if name.startswith(f"{key}.")), None)
+
+    def value_of(self, key: str) -> Any:
+        """Return the value of a key, else its default; None without both. Raises UnknownError if nobody knows it."""
+        if key == "world_size":
+            if self.world_size is None:
+                raise expression.UnknownError
+            return self.world_size
+        leaf = self.leaves_for(key).get(key)
+        if leaf is None and self.is_partial:
+            raise expression.UnknownError
+        if leaf is None or leaf.value is None:
+            return self.defaults.get(self.framework.name_of(key))
+        return leaf.value
+
+    def is_given(self, key: str) -> bool:
+        """Return whether a key, or one below it, is written with any value but None, which sets nothing."""
+        items = self.leaves_for(key).items()
+        inside = [leaf.value for name, leaf in items if name == key or name.startswith(f"{key}.")]
+        if UNREAD in inside or (self.is_partial and not inside):
+            raise expression.UnknownError
+        return any(value is not None for value in inside)
 
 
 def _finding(rule: Entry, source: Source, key: str, place: Location, value_of: expression.ValueOf) -> Finding:
     node = source.config.root.get(key)
-    if node is not None and not node.is_mapping and node.location.path == source.config.path:
+    if node is not None and not node.is_mapping and node.location.path in source.config.sources:
         place = node.location
     message = re.sub(r"\{([\w.]+)\}", lambda found: _shown(value_of(found[1])), rule.says)
     checked = f"checked by {rule.source}"
     hint = f"{rule.help} ({checked})" if rule.help else checked
-    return make_finding(CODES[rule.kind], message, hint, place._replace(path=source.path), key)
+    return make_finding(CODES[rule.kind], message, hint, own_location(place, source), key)
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,9 @@
       when   zero_optimization.stage == 3 and pipeline.stages > 1     # a condition, see `dslpar.migrate.expression`
       says   stage {zero_optimization.stage} ...             # {key}: the key's value
       help   choose stage 1                                  # optional
-      bad    {"zero_optimization": {"stage": 3}, ...}        # optional: an example that breaks the rule, for the tests
+      bad    {"zero_optimization": {"stage": 3}, ...}        # an example that breaks this rule only, for the tests
+      good   {"zero_optimization": {"stage": 1}, ...}        # the example, corrected
+      world  8                                               # optional: the number of ranks of both examples
       source DeepSpeed 0.19.8 deepspeed/runtime/pipe/engine.py:76
 
     judged | TEN201 BAT101                                   # codes of dslpar's rules that hold there, too
@@ -17,7 +19,14 @@
     unknown | parallel                                       # dslpar's keys that the source cannot tell
       why    the program sets it
 
-Entries are separated by empty lines, and lines that begin with # are comments. common.txt holds for every source.
+    partial | .yaml .yml                                     # endings of files that override another config
+      why    ...
+
+    include | megatron                                       # the checks of another file hold as well
+      why    ...
+
+Examples are JSON, the arguments of a script, or a ConfigContainer of Python; in TOML, ` ; ` separates lines. Entries are
+separated by empty lines, and lines that begin with # are comments. common.txt holds for every source.
 """
 
 from __future__ import annotations
@@ -29,7 +38,7 @@ from importlib import resources
 from typing import NamedTuple
 
 SEVERITIES = ("error", "warning", "info")
-KINDS = (*SEVERITIES, "judged", "unjudged", "unknown")
+KINDS = (*SEVERITIES, "judged", "unjudged", "unknown", "include", "partial")
 COMMON = "common"
 
 
@@ -46,6 +55,9 @@ class Entry(NamedTuple):
     why: str = ""
     source: str = ""
     bad: str = ""
+    good: str = ""
+    world: str = "8"
+    """Ranks of the examples."""
 
 
 class Rules(NamedTuple):
@@ -57,12 +69,15 @@ class Rules(NamedTuple):
     """Code of a rule of dslpar that holds in the framework, too -> the entry that says why."""
     unknown: tuple[Entry, ...]
     """Keys of dslpar that the source cannot tell."""
+    partial: tuple[str, ...] = ()
+    """Endings of files that override another config: what they leave out has no known value."""
 
 
 @cache
 def rules_of(name: str) -> Rules:
     """Return the rules for the source `name`: those of its file, and those of common.txt that it does not exclude."""
     own, common = entries_of(name), entries_of(COMMON)
+    own += tuple(each for entry in own if entry.kind == "include" for each in entries_of(entry.subject))
     excluded = {code for entry in own if entry.kind == "unjudged" for code in entry.subject.split()}
     judged = {
         code: entry
@@ -72,7 +87,8 @@ def rules_of(name: str) -> Rules:
         if code not in excluded
     }
     checks = tuple(entry for entry in own if entry.kind in SEVERITIES)
-    return Rules(checks, judged, tuple(entry for entry in own if entry.kind == "unknown"))
+    partial = tuple(ending for entry in own if entry.kind == "partial" for ending in entry.subject.split())
+    return Rules(checks, judged, tuple(entry for entry in own if entry.kind == "unknown"), partial)
 
 
 def entries_of(name: str) -> tuple[Entry, ...]:

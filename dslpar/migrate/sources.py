@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from dslpar.core.catalog import finding as make_finding
 from dslpar.core.errors import Location
 from dslpar.language.errors import ConfigError
 from dslpar.language.finder import LIBAI, OURS, find_absolute, find_config, find_module, home_of_get_config, is_config
@@ -81,6 +82,42 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
     config = check.load_text(filled, path)
     return with_section_of_file(Source(name or recognise(config, filled), path, config, missing))
+
+
+REFUSED = "FRN201"
+"""Code of what the framework itself refuses."""
+MERGES = ("gpt_neox",)
+"""Frameworks whose programs merge several files into one config."""
+
+
+def merged(source: Source, others: Mapping[str, str]) -> Source:
+    """Return a source with the keys of further files of the same run (texts by path), each at its own location.
+
+    GPT-NeoX refuses a key that two files have (NeoXArgs.from_ymls, commit ea7aefd): it becomes a finding.
+    """
+    if source.name not in MERGES:
+        return source
+    config = source.config
+    for path, text in others.items():
+        other = read_text(text, path, source.name).config
+        twice = [key for key in other.root.value if key in config.root.value]
+        findings = [*config.findings, *other.findings]
+        for key in twice:
+            first = config.root.value[key]
+            message = f"{key} is in {(first.key_location or first.location).path}, too"
+            node = other.root.value[key]
+            hint = f"keep one of the two: {TABLES[source.name].title} refuses a key that two of its files have"
+            findings.append(make_finding(REFUSED, message, hint, node.key_location or node.location, str(key)))
+        config = config._replace(
+            root=config.root._replace(
+                value={**config.root.value, **{key: each for key, each in other.root.value.items() if key not in twice}}
+            ),
+            findings=tuple(findings),
+            sources={**config.sources, **other.sources},
+            complete=config.complete and other.complete,
+            unknown=config.unknown | other.unknown,
+        )
+    return source._replace(config=config)
 
 
 def _recipes(text: str, path: str, name: str) -> list[Recipe]:
