@@ -62,7 +62,7 @@ def plugins(value: object, view: View, row: Row) -> Outcome:
 
 @number
 def axolotl_warmup(value: float, view: View, row: Row) -> Outcome:
-    """Convert warm-up as Axolotl's TrainerBuilderBase._configure_warmup_and_logging does (core/builders/base.py:235)."""
+    """Convert warm-up as Axolotl's TrainerBuilderBase does (core/builders/base.py:235)."""
     if row.pattern == "warmup_steps" and value == 1:
         return changed(row.to, 2, "Axolotl takes 2 for 1")
     steps = steps_of(view)
@@ -73,3 +73,9 @@ def axolotl_warmup(value: float, view: View, row: Row) -> Outcome:
     made = int(value * steps) if view.get("warmup_ratio") is not None else min(int(value * steps), 100)
     made = 2 if made == 1 else made
     return changed(row.to, made, f"{value:g} * {steps} steps") if made else dropped("no warm-up in so few steps")
+
+
+def model_class(value: object, view: View, row: Row) -> Outcome:
+    """Drop the names of language models' classes; a class of another task needs the author."""
+    is_language = isinstance(value, str) and value.endswith("ForCausalLM")
+    return dropped(row.why) if is_language else needed(f"{value!r}: write the section `model`", "model")

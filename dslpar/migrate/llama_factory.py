@@ -51,3 +51,8 @@ def of_preferences(value: object, view: View, row: Row) -> Outcome:
     if view.value("stage") in ("sft", "pt"):
         return dropped(f"stage is {view.value('stage')!r}, which does not read it")
     return unless_default(value, view, row)
+
+
+def mca_optimizer(value: object, view: View, row: Row) -> Outcome:
+    """Convert the switch of Megatron's distributed optimizer."""
+    return changed(row.to, 1, "it shards optimizer states, as ZeRO 1") if value is True else dropped("off")
