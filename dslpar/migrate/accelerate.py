@@ -42,19 +42,18 @@ def distributed_optimizer(value: object, view: View, row: Row) -> Outcome:
 
 
 def recomputed(value: object, view: View, row: Row) -> Outcome:
-    """Convert the granularity of recomputation."""
-    made = changed(row.to, 1, "each block is recomputed") if value == "full" else dropped("attention is fused")
+    """Convert the granularity of recomputation: 'full' with its method and its number of layers."""
+    section = "megatron_lm_config.megatron_lm_recompute"
+    method, layers = view.get(f"{section}_method"), view.get(f"{section}_num_layers", 1)
+    if value != "full":
+        return _unused(view) or dropped("attention is fused")
+    if method == "block":
+        made = needed("method 'block' recomputes only some layers: choose activation_checkpoint", row.to)
+    else:
+        made = changed(row.to, layers, "each block is recomputed" if layers == 1 else f"in groups of {layers} layers")
     return _unused(view) or made
 
 
-def replicas(value: object, view: View, row: Row) -> Outcome:
-    """Drop the number of replicas of HSDP; with shards beside them dslpar has no counterpart."""
-    shards = view.value("parallelism_config.parallelism_config_dp_shard_size")
-    if value in (0, 1, -1) or shards in (None, 1, -1):
-        return dropped(row.why)
-    return needed("HSDP shards within replicas: dslpar's ZeRO shards over all of them; leave it out", "zero.stage")
-
-
-def shards(value: object, view: View, row: Row) -> Outcome:
-    """Drop the number of FSDP's shards, which are all replicas in dslpar."""
-    return off(False, view, row)._replace(why=row.why)
+def of_megatron(value: object, view: View, row: Row) -> Outcome:
+    """Ask for a value of the model, if Megatron's plugin is used and the value is none of dslpar's default, 0."""
+    return _unused(view) or off(value, view, row)

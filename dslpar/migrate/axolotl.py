@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dslpar.migrate.conversions import number
-from dslpar.migrate.table import Outcome, Row, View, dropped, needed
+from dslpar.migrate.huggingface import steps_of, warmup
+from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
 
 
 def adapter(value: object, view: View, row: Row) -> Outcome:
@@ -16,15 +17,65 @@ def adapter(value: object, view: View, row: Row) -> Outcome:
 
 
 @number
-def eval_fraction(value: float, view: View, row: Row) -> Outcome:
-    """Keep a share of the data for evaluation; a number of samples needs the author."""
-    if value == 0:
-        return dropped("no data are held out")
-    return row.as_is(value) if value < 1 else needed(f"{value:g} samples: choose a share of the data", row.to)
+def min_lr_ratio(value: float, view: View, row: Row) -> Outcome:
+    """Convert the share of the learning rate at which the cosine ends."""
+    if view.value("lr_scheduler") != "cosine":
+        return dropped("lr_scheduler is not cosine, so Axolotl does not read it")
+    rate = view.value("learning_rate")
+    if not isinstance(rate, int | float):
+        return needed(f"choose {value:g} * learning_rate", row.to)
+    return changed(row.to, value * rate, f"{value:g} * learning_rate")
 
 
-def only_one_shard(value: object, view: View, row: Row) -> Outcome:
-    """Drop the number of replicas of HSDP; with shards beside them dslpar has no counterpart."""
-    if value in (0, 1, -1) or view.value("dp_shard_size") in (None, 1, -1):
-        return dropped(row.why)
-    return needed("HSDP shards within replicas: dslpar's ZeRO shards over all of them; leave it out", "zero.stage")
+def lora_linear(value: object, view: View, row: Row) -> Outcome:
+    """Convert the switch that gives every linear layer an adapter."""
+    if value is not True:
+        return dropped("off")
+    if view.value("adapter") != "lora":
+        return dropped(f"adapter is {view.value('adapter')!r}, so there is no LoRA")
+    if view.get("lora_target_modules"):
+        return needed("lora_target_modules names layers, and this adds all linear ones: choose", row.to)
+    return changed(row.to, "all-linear", "all linear layers but the head")
+
+
+def compiled(value: object, view: View, row: Row) -> Outcome:
+    """Keep the switch of torch.compile; 'auto' depends on the machine."""
+    return row.as_is(value) if isinstance(value, bool) else needed("it depends on the machine: choose", row.to)
+
+
+def axolotl_tf32(value: object, view: View, row: Row) -> Outcome:
+    """Drop TF32 that is off, or without effect in half precision; else it needs the author."""
+    half = any(view.value(key) for key in ("bf16", "bfloat16", "fp16", "float16"))
+    return dropped("without effect in half precision") if half or value is False else needed(row.why)
+
+
+_KERNELS = ("cut_cross_entropy", "liger", "kernels", "lm_eval", "swanlab", "expert_parallel")
+"""Plugins of axolotl.integrations that change no result, or whose keys have rows of their own."""
+
+
+def plugins(value: object, view: View, row: Row) -> Outcome:
+    """Drop plugins that only bring kernels, trackers or keys with rows; others need the author."""
+    names = value if isinstance(value, list) else [value]
+    other = [name for name in names if not any(f"integrations.{known}." in str(name) for known in _KERNELS)]
+    return needed(f"{', '.join(map(str, other))}: {row.why}") if other and value else dropped("kernels and trackers")
+
+
+@number
+def axolotl_warmup(value: float, view: View, row: Row) -> Outcome:
+    """Convert warm-up as Axolotl's TrainerBuilderBase does (core/builders/base.py:235)."""
+    if row.pattern == "warmup_steps" and value == 1:
+        return changed(row.to, 2, "Axolotl takes 2 for 1")
+    steps = steps_of(view)
+    if row.pattern == "warmup_steps" or value == 0 or steps is None:
+        return warmup(value, view, row)
+    if view.get("warmup_steps") is not None:
+        return dropped("warmup_steps sets it")
+    made = int(value * steps) if view.get("warmup_ratio") is not None else min(int(value * steps), 100)
+    made = 2 if made == 1 else made
+    return changed(row.to, made, f"{value:g} * {steps} steps") if made else dropped("no warm-up in so few steps")
+
+
+def model_class(value: object, view: View, row: Row) -> Outcome:
+    """Drop the names of language models' classes; a class of another task needs the author."""
+    is_language = isinstance(value, str) and value.endswith("ForCausalLM")
+    return dropped(row.why) if is_language else needed(f"{value!r}: write the section `model`", "model")

@@ -6,6 +6,7 @@
     [hybrid_adam.py HybridAdam if optimizer.type is HybridAdam]        # they apply if the key has one of these values
     [configs/common/optim.py without optim._target_]                   # ... if the source does not set the key
     [sharded_model_v2.py ShardedModelV2 if zero.model_config]          # ... if it sets the key, or a key below it
+    [trl/trainer/sft_config.py SFTConfig if packing|eos_token]         # ... if it sets one of the keys
 
 Of a dotted value only the last part counts, in any case. What a source leaves out has the framework's default, and not
 dslpar's: `convert` writes it into the result.
@@ -30,9 +31,14 @@ class Condition(NamedTuple):
     """Values of the key; any value if empty."""
     absent: bool = False
     """Whether the key must be missing instead."""
+    others: tuple[str, ...] = ()
+    """Further keys, of which one is enough."""
 
     def holds(self, values: Mapping[str, Any], defaults: Mapping[str, Default]) -> bool:
         """Return whether a source with these values, and so far with these defaults, meets the condition."""
+        if self.others:
+            each = (self._replace(key=key, others=()) for key in (self.key, *self.others))
+            return any(condition.holds(values, defaults) for condition in each)
         value = values.get(self.key)
         if self.absent:
             return value is None and not any(key.startswith(f"{self.key}.") for key in values)
@@ -97,6 +103,7 @@ def read_defaults(name: str) -> tuple[Default, ...]:
 def _conditions(given: str | None, absent: str | None) -> tuple[Condition, ...]:
     made = [Condition(absent, absent=True)] if absent else []
     for item in given.split(" and ") if given else ():
-        key, _, names = item.partition(" is ")
-        made.append(Condition(key, tuple(names.split())))
+        keys, _, names = item.partition(" is ")
+        key, *others = keys.split("|")
+        made.append(Condition(key, tuple(names.split()), others=tuple(others)))
     return tuple(made)

@@ -32,6 +32,8 @@ _FILLED: Mapping[str, tuple[str, ...]] = {
     "zero_optimization.stage": ("deepspeed_config.zero_stage",),
 }
 """DeepSpeed's keys whose "auto" is the value of another key."""
+_NOTHING = (None, False, 0, "", "no", "No", "NO", "none", "None", "false", [], {})
+"""Values that turn a feature off."""
 _FOLDERS = "a folder that transformers' save_pretrained wrote"
 
 
@@ -132,6 +134,17 @@ def epochs(value: float, view: View, row: Row) -> Outcome:
     return changed(row.to, made, f"{value:g} epochs of {samples} samples, {global_size} per step, rounded up")
 
 
+def steps_of(view: View) -> int | None:
+    """Return the steps of a run, from max_steps or from the epochs and --num-samples; None if they are unknown."""
+    steps, count = view.value("max_steps"), view.value("num_train_epochs") or view.value("num_epochs")
+    if isinstance(steps, int | float) and steps > 0:
+        return int(steps)
+    if view.epoch is None or not isinstance(count, int | float):
+        return None
+    samples, global_size = view.epoch
+    return math.ceil(count * math.ceil(samples / global_size)) or None
+
+
 @number
 def warmup(value: float, view: View, row: Row) -> Outcome:
     """Convert warm-up: steps, or a share of the run if it is below 1."""
@@ -141,8 +154,8 @@ def warmup(value: float, view: View, row: Row) -> Outcome:
         return dropped("warmup_steps sets it")
     if value >= 1 and row.pattern != "warmup_ratio":
         return row.as_is(int(value)) if type(value) is int else changed(row.to, int(value), "a whole number")
-    steps = view.value("max_steps")
-    if not isinstance(steps, int | float) or steps <= 0:
+    steps = steps_of(view)
+    if steps is None:
         return needed(f"dslpar counts steps of warm-up: {value:g} of train.steps", row.to)
     return changed(row.to, math.ceil(value * steps), f"{value:g} * {steps} steps, rounded up")
 
@@ -242,6 +255,11 @@ def sharding(value: object, view: View, row: Row) -> Outcome:
     if not words or words == ["false"]:
         return dropped("off")
     if words == ["true"]:
+        if any(
+            view.get(f"fsdp_config.{key}") is not None
+            for key in ("reshard_after_forward", "fsdp_reshard_after_forward")
+        ):
+            return dropped("fsdp_config.reshard_after_forward sets the stage")
         return changed(row.to, 3, "FSDP shards parameters, gradients and optimizer states, as ZeRO 3")
     stage = next((_STAGES[word] for word in words if word in _STAGES), None)
     if stage is None:
@@ -274,8 +292,47 @@ def device(value: object, view: View, row: Row) -> Outcome:
 def checkpointing(value: object, view: View, row: Row) -> Outcome:
     """Convert the switch of activation checkpointing."""
     if value in (True, "true"):
-        return changed(row.to, 1, "each block is recomputed")
+        return _recomputed(view, row)
     return dropped("off") if value in (False, "false") else needed(f"{value!r}: choose activation_checkpoint", row.to)
+
+
+def _recomputed(view: View, row: Row) -> Outcome:
+    """Convert the switch that is on, with transformers' keyword arguments: interval and offloading."""
+    given: dict[str, Any] = {}
+    for section in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        given |= {key: view.get(f"{section}.{key}", given.get(key)) for key in ("every_n_layers", "offload")}
+    interval = given["every_n_layers"] or 1
+    if given["offload"]:
+        also = {"activation_checkpoint.offload": True}
+        return changed("activation_checkpoint.interval", interval, "its inputs are kept in host memory", also)
+    why = "each block is recomputed" if interval == 1 else "every_n_layers: one segment of so many layers is recomputed"
+    return changed(row.to, interval, why)
+
+
+def of_fsdp(value: object, view: View, row: Row) -> Outcome:
+    """Convert a key of fsdp_config, which Trainer reads only if `fsdp` is on; the row's argument is a conversion."""
+    if view.value("fsdp") in _NOTHING:
+        return dropped("fsdp is off, so Trainer does not read it")
+    return _PLUGIN[row.argument](value, view, row._replace(argument=""))
+
+
+def named_file(value: object, view: View, row: Row) -> Outcome:
+    """Ask for the keys of a JSON file that a section names in place of its keys."""
+    return needed(f"the keys of {value!r} are not read: write them here", "zero")
+
+
+def shards(value: object, view: View, row: Row) -> Outcome:
+    """Convert the number of FSDP's shards: above 1 it is ZeRO, unless FSDP's own keys set another stage."""
+    if value in (0, 1, -1):
+        return dropped(f"{value} means none")
+    return dropped(row.why, {"zero.stage": 3})
+
+
+def replicas(value: object, view: View, row: Row) -> Outcome:
+    """Drop the number of replicas of HSDP; with shards beside them, in the row's argument, the author is needed."""
+    if value in (0, 1, -1) or view.value(row.argument) in (None, 1, -1):
+        return dropped(row.why)
+    return needed("HSDP shards within replicas: dslpar's ZeRO shards over all of them; leave it out", "zero.stage")
 
 
 def size(value: object, view: View, row: Row) -> Outcome:
@@ -294,9 +351,71 @@ def implied_size(value: object, view: View, row: Row) -> Outcome:
 
 def off(value: object, view: View, row: Row) -> Outcome:
     """Drop a feature that is off; a feature that dslpar lacks needs the author."""
-    if value in (None, False, 0, "", "no", "none", "false", [], {}):
-        return dropped("off")
-    return needed(row.argument or row.why, row.to)
+    return dropped("off") if value in _NOTHING else needed(row.argument or row.why, row.to)
+
+
+def unless_default(value: object, view: View, row: Row) -> Outcome:
+    """Drop a value that is the framework's default, or off where the default is off; any other needs the author.
+
+    The row's argument is the text for the author (without one, the row's reason), or "of KEY: TEXT": the framework
+    reads the value only if KEY is on.
+    """
+    text = row.argument or row.why
+    if text.startswith("of "):
+        switch, _, rest = text.removeprefix("of ").partition(": ")
+        if rest and " " not in switch:
+            if view.value(switch) in _NOTHING:
+                return dropped(f"{switch} is off, so it is not read")
+            text = rest
+    default = view.defaults.get(row.pattern)
+    if value == default:
+        return dropped("the default")
+    return dropped("off") if value in _NOTHING and default in _NOTHING else needed(text, row.to)
+
+
+def loss_type(value: object, view: View, row: Row) -> Outcome:
+    """Drop the names of the cross entropy in TRL's SFTConfig; any other loss needs the author."""
+    return dropped("the cross entropy of tokens") if value in ("nll", "chunked_nll") else needed(row.why)
+
+
+def same_seed(value: object, view: View, row: Row) -> Outcome:
+    """Drop the seed of the data's order if it is that of the run."""
+    return dropped("train.seed has it") if value == view.value("seed") else needed(row.why, row.to)
+
+
+def resumed(value: object, view: View, row: Row) -> Outcome:
+    """Drop the switch of resuming; a checkpoint's folder needs the author, since dslpar reads its own only."""
+    if isinstance(value, str) and value.lower() not in ("true", "false", "auto", "latest"):
+        return needed(f"dslpar does not read this checkpoint: choose model.pretrained with the weights of {value!r}")
+    return dropped(row.why)
+
+
+def half_backend(value: object, view: View, row: Row) -> Outcome:
+    """Drop the names of PyTorch's own half precision, and Apex's O1, which is its default."""
+    return dropped("PyTorch's own") if value in ("auto", "amp", "cuda_amp", "O1") else needed(row.why, row.to)
+
+
+_WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+
+
+def weights_dtype(value: object, view: View, row: Row) -> Outcome:
+    """Convert the type that weights are loaded in, unless a switch of half precision is on."""
+    if view.value("bf16") is True or view.value("fp16") is True:
+        return dropped("bf16 or fp16 sets precision.dtype")
+    made = _WEIGHTS.get(str(value).rpartition(".")[2])
+    if made == "fp32":
+        return dropped("fp32 is the default")
+    if made is None:
+        return needed(f"{value!r}: choose precision.dtype", row.to)
+    return changed(row.to, made, f"the weights' {value!r}")
+
+
+@number
+def eval_fraction(value: float, view: View, row: Row) -> Outcome:
+    """Keep a share of the data for evaluation; a number of samples needs the author."""
+    if value == 0:
+        return dropped("no data are held out")
+    return row.as_is(value) if value < 1 else needed(f"{value:g} samples: choose a share of the data", row.to)
 
 
 def report_to(value: object, view: View, row: Row) -> Outcome:
@@ -308,5 +427,16 @@ def report_to(value: object, view: View, row: Row) -> Outcome:
 
 _PLUGIN = {
     function.__name__: function
-    for function in (zero_stage, device, clip, sharding, reshard, offloaded, checkpointing, size)
+    for function in (
+        zero_stage,
+        device,
+        clip,
+        sharding,
+        reshard,
+        offloaded,
+        checkpointing,
+        size,
+        named_file,
+        unless_default,
+    )
 }

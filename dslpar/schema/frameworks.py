@@ -40,6 +40,8 @@ class Framework(NamedTuple):
     """Whether this framework has priority if a config has keys of several frameworks."""
     also: Collection[str] = ()
     """Keys of which one must be set, too, if a file is recognised by its keys; none if empty."""
+    unless: Collection[str] = ()
+    """Keys of another framework, which shares the names above: a file that sets one of them is that framework's."""
     commands: Collection[str] = ()
     """Commands of the framework, such as `megatron sft`: a script that starts one is the framework's."""
     sections: Collection[str] = ()
@@ -81,6 +83,7 @@ def framework_of(name: str, facts: Mapping[str, str]) -> Framework:
         facts.get("dashes") == "yes",
         facts.get("detected_first") == "yes",
         facts.get("also", "").split(),
+        facts.get("unless", "").split(),
         tuple(filter(None, map(str.strip, facts.get("commands", "").split("|")))),
         facts.get("sections", "").split(),
         MappingProxyType(dict(item.split("=") for item in facts.get("aliases", "").split())),
@@ -133,7 +136,7 @@ def _root_of_toml(text: str, path: str) -> Node:
 
 def _is_named(root: Node, framework: Framework) -> bool:
     """Return whether a config sets keys by which a framework is recognised."""
-    if not any(names_in(root, framework)):
+    if not any(names_in(root, framework)) or any(names_in(root, framework._replace(names=framework.unless))):
         return False
     return not framework.also or any(names_in(root, framework._replace(names=framework.also)))
 

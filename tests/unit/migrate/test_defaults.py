@@ -188,6 +188,13 @@ def is_compared(name: str, default: Default) -> bool:
     row = next((row for row in TABLES[name].rows if row.rest(default.key) is not None), None)
     if default.value is None or row is None or not row.to or row.to.startswith("deepspeed"):
         return False
+    if any(
+        default.key in (condition.key, *condition.others)
+        for each in TABLES[name].defaults
+        for condition in each.conditions
+        if condition.others
+    ):
+        return False  # the key itself tells whose defaults hold
     is_silent = name == "megatron" and default.value is False  # a switch that is off is not written
     return not is_silent and "_target_" not in default.key  # a class that is named has its own defaults
 
