@@ -30,7 +30,7 @@ def lora_target(value: object, view: View, row: Row) -> Outcome:
     if value == "all":
         return changed(row.to, "all-linear", "all linear layers, by PEFT's name")
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-    return row.as_is(value) if names == value else changed(row.to, names, "a list")
+    return row.as_is(value, row.why) if names == value else changed(row.to, names, "a list")
 
 
 def lora_rank(value: object, view: View, row: Row) -> Outcome:

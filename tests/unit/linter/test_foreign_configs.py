@@ -17,7 +17,12 @@ from tests.support.paths import ROOT
 
 TREES = ROOT / "tests/support/foreign_configs"
 TITLES = {framework.name: framework.title for framework in frameworks()}
-DEEPSPEEDS_SECTIONS = {"llama_factory/ds.json"}
+DEEPSPEEDS_SECTIONS = {
+    "accelerate/ds_zero2.json",
+    "axolotl/zero2.json",
+    "llama_factory/ds.json",
+    "training_arguments/ds_zero3.json",
+}
 """Files that another framework's config names, with the keys of DeepSpeed."""
 NOT_RECOGNISED = {"from_environment.py"}  # none of its settings can be read
 FILES = [path for path in sorted(TREES.rglob("*.*")) if path.is_file() and path.name not in NOT_RECOGNISED]
