@@ -92,7 +92,7 @@ def parts_of(configs: Sequence[Config], named: Collection[str], source: str | No
 
 
 def _looks_merged(config: Config) -> bool:
-    """Return whether a config has sections that are none of dslpar's: most configs need no closer look."""
+    """Return whether a config has sections that dslpar does not have: most configs need no closer look."""
     from dslpar.schema.sections_reader import SECTIONS
 
     return not {*map(str, config.root.value)} <= {*SECTIONS, "resolved"}

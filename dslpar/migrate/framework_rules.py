@@ -25,8 +25,8 @@
     include | megatron                                       # the checks of another file hold as well
       why    ...
 
-Examples are JSON, the arguments of a script, or a ConfigContainer of Python; in TOML, ` ; ` separates lines. Entries are
-separated by empty lines, and lines that begin with # are comments. common.txt holds for every source.
+Examples are JSON, the arguments of a script, or a ConfigContainer of Python; in TOML, ` ; ` separates lines. Entries
+are separated by empty lines, and lines that begin with # are comments. common.txt holds for every source.
 """
 
 from __future__ import annotations

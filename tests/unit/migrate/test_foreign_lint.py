@@ -339,7 +339,7 @@ def test_show_and_plan_report_at_the_sources_lines(
     for command in (["show"], ["plan", "--device", "h100-80g"]):
         assert main([*command, "t.sh", "--world-size", "8"]) == 1
         printed = capsys.readouterr().err
-        assert "t.sh:1:81: TEN201" in printed
+        assert "t.sh:1:80: TEN201" in printed
         assert printed.count("TEN201") == 1
         assert "--num-attention-heads 6 is not a multiple of --tensor-model-parallel-size 4" in printed
         assert "t.sh.py" not in printed
