@@ -60,8 +60,8 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
         config = check.load_text(without_comments(text), shown)
         names = {*map(str, config.root.value)}
         ours = "model" in names and names <= {*SECTIONS, "resolved"}
-        found = frameworks.recognise(config.root, path, ())
-        name = name or (OURS if ours else found.name if found is not None else DEEPSPEED)
+        known = frameworks.recognise(config.root, path, ())
+        name = name or (OURS if ours else known.name if known is not None else DEEPSPEED)
         return with_section_of_file(Source(name, path, config))
     if path.endswith(SHELL_ENDINGS):
         from dslpar.migrate.shell.arguments import load_arguments  # it uses the YAML parser, which is slow to import

@@ -221,7 +221,7 @@ def local_batch(value: float, view: View, row: Row) -> Outcome:
 def _samples(tokens: object, view: View) -> int | None:
     length = view.value("training.max_context_length")
     known = type(tokens) is int and type(length) is int and length > 0
-    return tokens // length if known and tokens % length == 0 and tokens >= length else None  # type: ignore[operator]
+    return tokens // length if known and tokens % length == 0 and tokens >= length else None
 
 
 @number

@@ -23,10 +23,6 @@ from tests.support.paths import ROOT
 ACCELERATE = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nnum_machines: 1\nnum_processes: 8\n"
 SWIFT = "{} \\\n    --model folder \\\n    --tensor_model_parallel_size 8 \\\n    --micro_batch_size 2\n"
 FILES = [
-    ("a.yaml", ACCELERATE.format("MULTI_GPU"), "Accelerate"),
-    ("a.yml", ACCELERATE.format("DEEPSPEED") + "deepspeed_config:\n  zero_stage: 2\nuse_cpu: false\n", "Accelerate"),
-    ("a.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\nmixed_precision: bf16\n", "Accelerate"),
-    ("a.json", '{"distributed_type": "NO", "num_processes": 1, "mixed_precision": "no"}', "Accelerate"),
     ("a.sh", "accelerate launch --config_file a.yaml train.py --model folder\n", "Accelerate"),
     ("a.sh", SWIFT.format("NPROC_PER_NODE=8 \\\nmegatron export"), "ms-swift"),
     ("a.sh", SWIFT.format("CUDA_VISIBLE_DEVICES=0,1 swift rlhf"), "ms-swift"),
@@ -39,24 +35,32 @@ FILES = [
         "torchtitan",
     ),
     ("a.sh", "torchrun --nproc-per-node 8 -m torchtitan.train --job.config_file a.toml\n", "torchtitan"),
-    (
-        "a.yml",
-        "base_model: org/model\nload_in_8bit: false\ndatasets:\n  - path: mine\n    type: alpaca\nsequence_len: 64\n"
-        "sample_packing: true\nmicro_batch_size: 1\nnum_epochs: 1\noptimizer: adamw_torch\nlr_scheduler: cosine\n",
-        "Axolotl",
-    ),
     ("a.sh", "accelerate launch -m axolotl.cli.train a.yml\n", "Axolotl"),
-    (
-        "a.yaml",
-        "model_name_or_path: org/model\nstage: sft\nfinetuning_type: lora\nlora_target: all\ncutoff_len: 64\n",
-        "LLaMA-Factory",
-    ),
     ("a.sh", "#!/bin/bash\nFORCE_TORCHRUN=1 llamafactory-cli train a.yaml\n", "LLaMA-Factory"),
     ("a.yaml", "defaults:\n  - _self_\n  - model: gpt\n  - optional local: default\ntrain: true\n", "Hydra"),
     ("a.yaml", "# @package _global_\ndefaults:\n  - override /model: gpt\nmodel:\n  lr: 0.1\n", "Hydra"),
     ("a.yaml", "_target_: my.Net\noptimizer:\n  _target_: torch.optim.Adam\n  _partial_: true\n", "Hydra"),
     ("a.yaml", "hydra:\n  run:\n    dir: ${paths.log_dir}/runs\n", "Hydra"),
 ]
+
+CONVERTED = [
+    ("a.yaml", ACCELERATE.format("MULTI_GPU"), "Accelerate"),
+    ("a.yml", ACCELERATE.format("DEEPSPEED") + "deepspeed_config:\n  zero_stage: 2\nuse_cpu: false\n", "Accelerate"),
+    ("a.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\nmixed_precision: bf16\n", "Accelerate"),
+    ("a.json", '{"distributed_type": "NO", "num_processes": 1, "mixed_precision": "no"}', "Accelerate"),
+    (
+        "a.yml",
+        "base_model: org/model\nload_in_8bit: false\ndatasets:\n  - path: mine\n    type: alpaca\nsequence_len: 64\n"
+        "sample_packing: true\nmicro_batch_size: 1\nnum_epochs: 1\noptimizer: adamw_torch\nlr_scheduler: cosine\n",
+        "Axolotl",
+    ),
+    (
+        "a.yaml",
+        "model_name_or_path: org/model\nstage: sft\nfinetuning_type: lora\nlora_target: all\ncutoff_len: 64\n",
+        "LLaMA-Factory",
+    ),
+]
+"""Files that `dslpar import` converts."""
 
 
 @pytest.mark.parametrize(("name", "text", "title"), FILES)
@@ -85,9 +89,23 @@ def test_import_names_it_and_writes_nothing(
     assert not (tmp_path / "mine.py").exists()
 
 
+@pytest.mark.parametrize(("name", "text", "title"), CONVERTED)
+def test_a_file_that_import_converts_is_no_foreign_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, title: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    assert "CFG128" not in {item.code for item in lint(load(str(path)), 8)}
+    main(["import", str(path), "-o", str(tmp_path / "mine.py")])
+    said = capsys.readouterr()
+    assert f"({title}) ->" in said.out + said.err
+    assert "CFG128" not in said.out + said.err
+    assert (tmp_path / "mine.py").exists()
+
+
 # The table --------------------------------------------------------------------------------------------------------
 
-FRAMEWORKS = st.sampled_from([each for each in other_frameworks() if each.name != "hydra"])
+FRAMEWORKS = st.sampled_from([each for each in other_frameworks() if each.name != "hydra" and each.keys])
 
 
 def test_each_key_has_a_source_and_one_framework() -> None:
