@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,9 @@ import pytest
 from dslpar.cli.main import main
 from dslpar.language.load import load_text
 from dslpar.linter import check
+from dslpar.migrate import expression
 from dslpar.migrate.convert import Import, convert
+from dslpar.migrate.framework_rules import rules_of
 from dslpar.migrate.recipes import recipes_in
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import read_text
@@ -340,25 +341,14 @@ def test_arguments_of_ms_swift_one_by_one(arguments: str, key: str, outcome: tup
 
 # Rules ------------------------------------------------------------------------------------------------------------
 
-RULE = re.compile(
-    r"(error|warning) \| (?P<key>\S+)\n  when   (?P<when>.+)\n  says   (?P<says>.+)\n(  help   .+\n)?"
-    r"  source \S+ \S+ \S+\.py:\d+"
-)
-
 
 @pytest.mark.parametrize("name", ["torchtitan", "megatron_bridge", "ms_swift"])
 def test_rules_are_of_keys_that_the_framework_has(name: str) -> None:
-    text = resources.files("dslpar.migrate").joinpath(f"rules/{name}.txt").read_text(encoding="utf-8")
-    entries = text.strip().split("\n\n")
-    assert 8 <= len(entries) <= 16
     table = TABLES[name]
     known = {default.key for default in table.defaults} | set(table.keys) | {row.pattern for row in table.rows}
-    for entry in entries:
-        found = RULE.fullmatch(entry)
-        assert found is not None, entry
-        assert table.has(found["key"])
-        compile(found["when"].replace("given(", "("), "when", "eval")
-        when = re.sub(r'"[^"]*"', "", found["when"])
-        words = set(re.findall(r"[a-z_A-Z][\w.]*", when)) - {"and", "or", "not", "in", "None", "given", "world_size"}
-        named = words | set(re.findall(r"\{([\w.]+)\}", found["says"])) - {"world_size"}
+    checks = rules_of(name).checks
+    assert len(checks) >= 8
+    for check in checks:
+        assert table.has(check.subject)
+        named = {*expression.keys_of(check.when), *re.findall(r"\{([\w.]+)\}", check.says)} - {"world_size"}
         assert named <= known, named - known
