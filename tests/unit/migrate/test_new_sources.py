@@ -348,7 +348,7 @@ def test_rules_are_of_keys_that_the_framework_has(name: str) -> None:
     known = {default.key for default in table.defaults} | set(table.keys) | {row.pattern for row in table.rows}
     checks = rules_of(name).checks
     assert len(checks) >= 8
-    for check in checks:
-        assert table.has(check.subject)
-        named = {*expression.keys_of(check.when), *re.findall(r"\{([\w.]+)\}", check.says)} - {"world_size"}
+    for each in checks:
+        assert table.has(each.subject)
+        named = {*expression.keys_of(each.when), *re.findall(r"\{([\w.]+)\}", each.says)} - {"world_size"}
         assert named <= known, named - known
