@@ -94,6 +94,28 @@ def test_a_check_finds_its_example(
     assert _records(name, entry.good, entry.world, capsys) == []
 
 
+MEGATRON = "--num-layers 8 --hidden-size 96 --num-attention-heads 8 "
+JUDGED = {
+    "PAR101": ("megatron", f"{MEGATRON} --tensor-model-parallel-size 3 --num-attention-heads 6", MEGATRON),
+    "PAR102": ("megatron", f"{MEGATRON} --tensor-model-parallel-size 8 --pipeline-model-parallel-size 2", MEGATRON),
+    "PIP101": ("gpt_neox", '{"num_layers": 4, "pipe_parallel_size": 8}', '{"num_layers": 8, "pipe_parallel_size": 8}'),
+    "TEN201": ("megatron", f"{MEGATRON} --num-attention-heads 6 --tensor-model-parallel-size 4", MEGATRON),
+    "TEN203": ("megatron", f"{MEGATRON} --ffn-hidden-size 90 --tensor-model-parallel-size 4", MEGATRON),
+    "BAT101": ("megatron", f"{MEGATRON} --global-batch-size 12", f"{MEGATRON} --global-batch-size 16"),
+    "BAT103": ("megatron", f"{MEGATRON} --seq-length 64 --max-position-embeddings 32", MEGATRON),
+    "BAT106": ("megatron", f"{MEGATRON} --lr 1e-4 --min-lr 1e-3", f"{MEGATRON} --lr 1e-3 --min-lr 1e-4"),
+}
+"""Code of a rule of dslpar that holds in other frameworks -> the framework, an example, and the example corrected."""
+
+
+@pytest.mark.parametrize("code", JUDGED)
+def test_a_rule_of_dslpar_judges_other_frameworks(code: str) -> None:
+    name, bad, good = JUDGED[code]
+    assert code in rules_of(name).judged
+    assert [item.code for item in _lint(name, bad) if item.severity == "error"] == [code]
+    assert [item.code for item in _lint(name, good) if item.severity == "error"] == []
+
+
 @pytest.mark.parametrize("name", [file.removesuffix(".txt") for file in FILES if file != "common.txt"])
 def test_files_are_of_sources_that_dslpar_imports(name: str) -> None:
     assert name in TABLES
