@@ -61,7 +61,7 @@ def plugins(value: object, view: View, row: Row) -> Outcome:
 
 
 @number
-def axolotl_warmup(value: float, view: View, row: Row) -> Outcome:
+def axolotl_warmup(value: float, view: View, row: Row) -> object:
     """Convert warm-up as Axolotl's TrainerBuilderBase does (core/builders/base.py:235)."""
     if row.pattern == "warmup_steps" and value == 1:
         return changed(row.to, 2, "Axolotl takes 2 for 1")

@@ -32,7 +32,7 @@ _FILLED: Mapping[str, tuple[str, ...]] = {
     "zero_optimization.stage": ("deepspeed_config.zero_stage",),
 }
 """DeepSpeed's keys whose "auto" is the value of another key."""
-_NOTHING = (None, False, 0, "", "no", "No", "NO", "none", "None", "false", [], {})
+_NOTHING: tuple[object, ...] = (None, False, 0, "", "no", "No", "NO", "none", "None", "false", [], {})
 """Values that turn a feature off."""
 _FOLDERS = "a folder that transformers' save_pretrained wrote"
 
