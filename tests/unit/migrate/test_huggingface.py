@@ -1,4 +1,4 @@
-"""Configs of Accelerate, Trainer, Axolotl and LLaMA-Factory: every key is reported or judged; files are followed."""
+"""Configs of Accelerate, Trainer, Axolotl and LLaMA-Factory: every key has an entry, and files are followed."""
 
 from __future__ import annotations
 
