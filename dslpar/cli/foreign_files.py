@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dslpar.core.errors import Finding
 from dslpar.core.visible import visible
+from dslpar.language.finder import PACKAGE
 from dslpar.language.load import Config
 from dslpar.linter import check
-from dslpar.schema.frameworks import frameworks, recognise
 
 if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
@@ -31,7 +31,9 @@ _ALWAYS_FOREIGN = (".hjson",)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --from and --model."""
-    names = tuple(framework.name for framework in frameworks())
+    # By the files of the tables: every lint adds these flags, and the reader of tables imports tempfile.
+    tables = os.listdir(os.path.join(PACKAGE, "migrate", "data"))
+    names = tuple(sorted(name.removesuffix(".txt") for name in tables if name.endswith(".txt")))
     help = "the framework of the named files; default: detected from each file"
     parser.add_argument("--from", dest="source", choices=names, metavar="FRAMEWORK", help=help)
     help = (
@@ -100,6 +102,8 @@ def _looks_merged(config: Config) -> bool:
 
 def _framework(config: Config) -> str:
     """Return the name of a file's framework; "dslpar" for a config of dslpar, empty if it is unknown."""
+    from dslpar.schema.frameworks import recognise
+
     if not _looks_merged(config):
         return "dslpar"
     found = recognise(config.root, config.path, ())

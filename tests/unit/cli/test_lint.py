@@ -15,7 +15,21 @@ import pytest
 from dslpar.cli.main import main
 from tests.support.lint import MODEL
 
-FIELDS = ["code", "name", "severity", "message", "help", "path", "line", "column", "end_line", "end_column", "key"]
+FIELDS = [
+    "code",
+    "name",
+    "severity",
+    "message",
+    "help",
+    "path",
+    "line",
+    "column",
+    "end_line",
+    "end_column",
+    "key",
+    "fix",
+    "url",
+]
 
 
 def test_lint_of_a_valid_config(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
