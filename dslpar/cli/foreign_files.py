@@ -192,16 +192,22 @@ def load(
 ) -> tuple[Config, Converted | None]:
     """Load a config; one of another framework is converted in memory, and a note says what was assumed."""
     trusted = tuple(getattr(args, "trust", ()))
-    made = converted(path, args, parser)
+    plain = check.load(path, trusted=trusted)
+    made = None if getattr(args, "program", False) else converted(path, args, parser, plain)
     if made is None:
-        return check.load(path, overrides, trusted=trusted), None
+        return check.load(path, overrides, trusted=trusted) if overrides else plain, None
     return check.load_text(made.text, made.path, overrides)._replace(trusted=trusted), made
 
 
-def converted(path: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Converted | None:
-    """Convert another framework's config, and print what was assumed; None if the file is not such a config."""
+def converted(
+    path: str, args: argparse.Namespace, parser: argparse.ArgumentParser, config: Config | None = None
+) -> Converted | None:
+    """Convert another framework's config, and print what was assumed; None if the file is not such a config.
+
+    `config`: the file, if it has been read.
+    """
     name = getattr(args, "source", None) or ""
-    config = check.load(path)
+    config = config or check.load(path)
     text = config.sources.get(path)
     if text is None or not (name or _is_config_of_others(config)):
         return None
@@ -226,7 +232,17 @@ def _is_config_of_others(config: Config) -> bool:
 
     if config.complete and not config.findings and {*map(str, config.root.value)} <= {*SECTIONS, "resolved"}:
         return False  # most configs are dslpar's own, and need not be linted twice
-    return any(item.code == _FOREIGN for item in check.lint(config))
+    from dslpar.language.finder import OURS
+    from dslpar.linter.context import Context
+    from dslpar.linter.rules.foreign import foreign_config
+    from dslpar.migrate import sources
+    from dslpar.schema import sections_reader
+
+    if sources.recognise(config, config.sources.get(config.path, "")) in ("", OURS):
+        return False
+    # This rule alone: the whole lint follows, of what the file becomes.
+    context = Context(config, sections_reader.read(config), forecasts=False)
+    return any(True for _ in foreign_config.findings(context))
 
 
 def _assumed(made: Import, path: str, title: str) -> str:

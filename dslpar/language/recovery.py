@@ -14,6 +14,7 @@ an unclosed bracket would otherwise swallow the rest of the file. starpls and pa
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -116,7 +117,8 @@ def _replaced(part: list[str]) -> list[str]:
         if _part_parses("\n".join(lines)):
             return lines
     assigned = _ASSIGNED.match(part[0])
-    first = f"{assigned[1]} = {UNKNOWN}" if assigned else ""
+    is_name = assigned is not None and not any(map(keyword.iskeyword, assigned[1].split(".")))
+    first = f"{assigned[1]} = {UNKNOWN}" if assigned is not None and is_name else ""
     return [first, *[""] * (len(part) - 1)]
 
 

@@ -54,5 +54,5 @@ def test_a_finding_and_its_fix(tmp_path: Path) -> None:
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "3 dslpar [CFG101]: unknown key 'hiden_size' in model" in ran.stdout
-    assert '("did you mean \'hidden_size\'? (CFG101)" "dslpar: fix all (1)")' in ran.stdout
+    assert '("did you mean \'hidden_size\'? (CFG101)" "dslpar: explain CFG101" "dslpar: fix all (1)")' in ran.stdout
     assert path.read_text() == TEXT

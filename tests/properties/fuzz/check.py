@@ -90,7 +90,9 @@ def _reads_a_config(args: tuple[Any, ...]) -> bool:
         return False
     if path == "<string>":  # Python 3.13's tokenizer looks there for an error's line
         return True
-    is_own_text = path.startswith(str(ROOT / "dslpar" / "core" / "catalog"))  # of findings, read when one is made
+    # Of findings, read when one is made, and the keys of other frameworks.
+    own = (ROOT / "dslpar" / "core" / "catalog", ROOT / "dslpar" / "migrate" / "data")
+    is_own_text = path.startswith(tuple(map(str, own)))
     # Configs, descriptions of tokenizers and models, and chat templates (any name, but in no other folder).
     return is_own_text or path.endswith((".py", ".yaml", ".yml", ".json")) or os.path.dirname(path) == os.getcwd()
 
