@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -127,6 +128,8 @@ def _makes(question: Question, plan: Plan, suggestion: Suggestion, text: str) ->
 
 
 def _written(path: str, data: bytes, text: str, words: Sequence[str]) -> int:
+    if b"\r\n" in data:  # the file's own line ends
+        text = re.sub(r"\r?\n", "\r\n", text)
     try:
         fixes.write(path, data, text)
     except OSError as error:

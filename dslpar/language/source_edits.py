@@ -5,7 +5,7 @@
 
 A value is replaced if the text has it as a literal. A key that a section lacks is added to its `dict(...)` or `{...}`,
 in a line of its own if the others are; a section that the config lacks is added at the end of the text. Imported and
-computed values are never changed. Everything else stays as it is.
+computed values are never changed, nor is a variable: other keys may use it. Everything else stays as it is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ from dslpar.core.errors import Fix, Location
 from dslpar.language.load import NO_SHORTHANDS, YAML_ENDINGS, Config
 from dslpar.language.source import Source, parse_quietly
 from dslpar.language.tree import Node
+
+_COMMA_AND_COMMENT = re.compile(r"\s*(?P<comma>,?)\s*(?:#.*)?")
+"""What stands behind an entry that has its line to itself."""
 
 
 class _Entry(NamedTuple):
@@ -43,7 +47,8 @@ def set_key(
     node = config.root.get(key)
     if node is not None:
         at = node.location
-        return Fix(at, value) if _is_here(config, at) and _is_literal(excerpt(text, at)) else None
+        is_own = _is_here(config, at) and _is_in_place(config, text, key)
+        return Fix(at, value) if is_own and _is_literal(excerpt(text, at)) else None
     *above, name = key.split(".")
     depth = next((d for d in range(len(above), -1, -1) if config.root.get(".".join(above[:d])) is not None), 0)
     for part in reversed(above[depth + (depth == 0) :]):
@@ -55,6 +60,8 @@ def set_key(
     section = ".".join(above[:depth])
     parent = config.root.get(section)
     assert parent is not None
+    if not _is_in_place(config, text, section):
+        return None
     if not parent.is_mapping and section in shorthands:
         return _in_short_form(config, text, parent, shorthands[section], name, value)
     return _added(config, text, parent, name, value)
@@ -69,7 +76,7 @@ def leave_out(config: Config, text: str, key: str) -> Fix | None:
         return _without_statement(config, text, name)
     parent = config.root.get(above)
     found = None if parent is None else _entries(config, text, parent)
-    if found is None:
+    if found is None or not _is_in_place(config, text, above):
         return None
     source, entries, _ = found
     places = [index for index, entry in enumerate(entries) if entry.name == name]
@@ -95,6 +102,10 @@ def leave_one_of_two_out(config: Config, text: str, at: Location, *, first: bool
 
 def _without_entry(source: Source, entries: Sequence[_Entry], at: int) -> Fix:
     begin, end = _span(source, entries[at].whole)[0], _span(source, entries[at].value)[1]
+    before, after = source.lines[begin[0] - 1][: begin[1] - 1], source.lines[end[0] - 1][end[1] - 1 :]
+    if not before.strip() and _COMMA_AND_COMMENT.fullmatch(after) and end[0] < len(source.lines):
+        # Lines of its own go as a whole, with its comment; the comments of the other entries stay.
+        return Fix(_location(source, (begin[0], 1), (end[0] + 1, 1)), "")
     if at + 1 < len(entries):
         end = _span(source, entries[at + 1].whole)[0]
     elif at:
@@ -178,6 +189,13 @@ def _added(config: Config, text: str, parent: Node, name: str, value: str) -> Fi
         first = _span(source, last.whole)[0]
         is_own_line = len(lines) == len(entries) and source.lines[first[0] - 1][: first[1] - 1].strip() == ""
         indent = " " * (first[1] - 1)
+        line = source.lines[begin[0] - 1]
+        rest = line[begin[1] - 1 :]
+        if is_own_line and (found_rest := _COMMA_AND_COMMENT.fullmatch(rest)):
+            # Behind the last entry's comment, which stays with it.
+            kept = rest if found_rest["comma"] else f",{rest}"
+            added = f"{kept}\n{indent}{written}{found_rest['comma']}"
+            return Fix(_location(source, begin, (begin[0], len(line) + 1)), added)
         return Fix(_location(source, begin, begin), f",\n{indent}{written}" if is_own_line else f", {written}")
     end = _span(source, whole)[1]
     place = (end[0], end[1] - 1)
@@ -200,8 +218,12 @@ def _without_statement(config: Config, text: str, name: str) -> Fix | None:
     return None
 
 
-def _without_lines(source: Source, node: ast.stmt) -> Fix:
+def _without_lines(source: Source, node: ast.stmt) -> Fix | None:
+    """Return the edit that removes the lines of a statement; None if another statement shares them."""
     begin, end = _span(source, node)
+    around = source.lines[begin[0] - 1][: begin[1] - 1] + source.lines[end[0] - 1][end[1] - 1 :].partition("#")[0]
+    if around.strip():
+        return None
     after = (end[0] + 1, 1) if end[0] < len(source.lines) else end
     return Fix(_location(source, (begin[0], 1), after), "")
 
@@ -214,6 +236,42 @@ def _assigns(node: ast.stmt, name: str) -> bool:
 
 
 # ---- places ----
+
+
+_ASSIGNED = re.compile(r"\s*(?::[^=\n]*)?[=:]\s*\(?\s*")
+"""What stands between a key and its own value."""
+
+
+def _is_in_place(config: Config, text: str, key: str) -> bool:
+    """Return whether a value and the sections around it are written at their keys.
+
+    They are not if a variable has the value or a section: other keys may use it, too.
+    """
+    parts = key.split(".")
+    paths = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
+    nodes = [(path, config.root.get(path)) for path in paths]
+    return all(node is not None and _is_beside_its_key(config, text, path, node) for path, node in nodes)
+
+
+def _is_beside_its_key(config: Config, text: str, key: str, node: Node) -> bool:
+    above = config.root.get(key.rpartition(".")[0]) if "." in key else None
+    written = node.key_location
+    if written is None:  # an element of a list
+        return above is not None and _contains(above.location, node.location)
+    if written.path != node.location.path:
+        return False
+    source = Source(config.path, text)
+    begin, end = ((written.end_line, written.end_column), (node.location.line, node.location.column))
+    lines = source.lines[begin[0] - 1 : end[0]]
+    if begin > end or not lines:
+        return False
+    lines[-1] = lines[-1][: end[1] - 1]
+    lines[0] = lines[0][begin[1] - 1 :]
+    return _ASSIGNED.fullmatch("\n".join(lines)) is not None
+
+
+def _contains(outer: Location, inner: Location) -> bool:
+    return outer.path == inner.path and outer[1:3] <= inner[1:3] and inner[3:5] <= outer[3:5]
 
 
 def _is_here(config: Config, at: Location) -> bool:
