@@ -45,6 +45,8 @@ class _Use(NamedTuple):
     at: Location
     is_alias: bool = False
     """It is the name in the other file, of `from .x import NAME as other`."""
+    of: str = ""
+    """The module that it is an attribute of, as in `common.NAME`."""
 
 
 class RefusedError(Exception):
@@ -70,6 +72,9 @@ class Names:
         for use in _uses(*parsed) if parsed is not None else ():
             at = use.at
             if at.line == line and at.column <= column <= at.end_column:
+                if use.of:
+                    file = self._modules(path).get(use.of)
+                    return (file, use.name) if file else None
                 there = [each for each in self._imports(path).values() if use.is_alias and each[1] == use.name]
                 return there[0] if there else (path, use.name)
         return None
@@ -122,9 +127,11 @@ class Names:
             parsed = self._parse(path)
             if parsed is None:
                 continue
-            imports = self._imports(path)
+            imports, modules = self._imports(path), self._modules(path)
             for use in _uses(*parsed):
-                if use.is_alias:
+                if use.of:
+                    is_it = use.of in modules and self._home(modules[use.of], use.name) == symbol
+                elif use.is_alias:
                     is_it = any(self._home(*home) == symbol for home in imports.values() if home[1] == use.name)
                 else:
                     is_it = self._home(path, use.name) == symbol
@@ -147,9 +154,7 @@ class Names:
         places = [use.at for use in self._uses_of(symbol) if use.name == symbol.name]
         for path in dict.fromkeys(at.path for at in places):
             parsed = self._parse(path)
-            if parsed is not None and any(
-                isinstance(node, ast.Name) and node.id == name for node in ast.walk(parsed[1])
-            ):
+            if parsed is not None and name in _names_in(parsed[1]):
                 raise RefusedError(f"{os.path.basename(path)} has {name!r} already: choose another name")
         broken = next((path for path in self._files(symbol) if self._parse(path) is None), None)
         if broken is not None:
@@ -160,7 +165,7 @@ class Names:
 
     def _files(self, symbol: Symbol) -> list[str]:
         """List the files that may have a variable: its own, the open ones, and those of the folders that write it."""
-        found = dict.fromkeys([symbol.path, *self.texts])
+        found = dict.fromkeys([symbol.path, *(path for path in self.texts if path.endswith(".py"))])
         count = 0
         for folder in self.folders:
             for where, inside, files in os.walk(folder):
@@ -194,9 +199,21 @@ class Names:
         """Return the file and the name there of each name that a file imports from another config."""
         parsed = self._parse(path)
         found: dict[str, tuple[str, str]] = {}
-        for node in parsed[1].body if parsed is not None else ():
+        for node in ast.walk(parsed[1]) if parsed is not None else ():
             if isinstance(node, ast.ImportFrom) and (file := self._module(path, node)):
                 found |= {alias.asname or alias.name: (file, alias.name) for alias in node.names}
+        return found
+
+    def _modules(self, path: str) -> dict[str, str]:
+        """Return the file of each name that `from . import NAME` binds to another config."""
+        parsed = self._parse(path)
+        found: dict[str, str] = {}
+        for node in ast.walk(parsed[1]) if parsed is not None else ():
+            if isinstance(node, ast.ImportFrom) and node.level and not node.module:
+                for alias in node.names:
+                    file = f"{find_module(alias.name, node.level, path)}.py"
+                    if os.path.isfile(file):
+                        found[alias.asname or alias.name] = os.path.realpath(file)
         return found
 
     def _module(self, path: str, node: ast.ImportFrom) -> str | None:
@@ -238,6 +255,10 @@ def _uses_below(source: Source, node: ast.AST, hidden: frozenset[str]) -> Iterat
     """Yield the uses below a node; `hidden` are names of inner scopes."""
     if isinstance(node, ast.Name) and node.id not in hidden:
         yield _Use(node.id, source.location(node))
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id not in hidden:
+        at = source.location(node)
+        start = at.end_column - len(node.attr)
+        yield _Use(node.attr, Location(at.path, at.end_line, start, *at[3:5]), of=node.value.id)
     elif isinstance(node, ast.ImportFrom):
         for alias in node.names:
             yield from _of_alias(source, alias)
@@ -246,10 +267,19 @@ def _uses_below(source: Source, node: ast.AST, hidden: frozenset[str]) -> Iterat
         at = source.location(node)
         start = at.column + len(word)
         yield _Use(node.name, Location(at.path, at.line, start, at.line, start + len(node.name)))
-    if isinstance(node, _SCOPES):
-        hidden |= _bound_in(node)
+    inner = hidden | _bound_in(node) if isinstance(node, _SCOPES) else hidden
+    outside = _evaluated_outside(node)
     for child in ast.iter_child_nodes(node):
-        yield from _uses_below(source, child, hidden)
+        if isinstance(child, ast.comprehension) and child.iter in outside:
+            # The first iterable belongs to the scope around the comprehension.
+            yield from _uses_below(source, child.iter, hidden)
+            for part in (child.target, *child.ifs):
+                yield from _uses_below(source, part, inner)
+        elif isinstance(child, ast.arguments):
+            for default in filter(None, (*child.defaults, *child.kw_defaults)):
+                yield from _uses_below(source, default, hidden)
+        else:
+            yield from _uses_below(source, child, hidden if child in outside else inner)
 
 
 def _of_alias(source: Source, alias: ast.alias) -> Iterator[_Use]:
@@ -262,10 +292,34 @@ def _of_alias(source: Source, alias: ast.alias) -> Iterator[_Use]:
         yield _Use(alias.asname, Location(at.path, at.end_line, at.end_column - len(alias.asname), *at[3:5]))
 
 
+def _names_in(tree: ast.Module) -> set[str]:
+    """Return every name that a file writes."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+    return found
+
+
 def _bound_in(scope: ast.AST) -> frozenset[str]:
     """Return the names that a function or comprehension binds itself."""
     stored = (node.id for node in ast.walk(scope) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     return frozenset([*stored, *(node.arg for node in ast.walk(scope) if isinstance(node, ast.arg))])
+
+
+def _evaluated_outside(scope: ast.AST) -> list[ast.AST]:
+    """Return the parts of a scope that are evaluated around it: defaults, decorators, and the first iterable."""
+    if isinstance(scope, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        return [scope.generators[0].iter]
+    if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return [*scope.decorator_list]
+    return []
 
 
 def _targets(node: ast.stmt) -> Sequence[ast.expr]:
