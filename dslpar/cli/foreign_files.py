@@ -238,7 +238,7 @@ def _is_config_of_others(config: Config) -> bool:
     from dslpar.migrate import sources
     from dslpar.schema import sections_reader
 
-    if config.complete and sources.recognise(config, config.sources.get(config.path, "")) in ("", OURS):
+    if config.path.endswith(".py") and sources.recognise(config, config.sources.get(config.path, "")) in ("", OURS):
         return False
     # This rule alone: the whole lint follows, of what the file becomes.
     context = Context(config, sections_reader.read(config), forecasts=False)
