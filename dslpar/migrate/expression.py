@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
+from dslpar.language.operators import COMPARE
 from dslpar.migrate.unread import UNREAD
 
 _LARGEST = 10**18
@@ -29,15 +30,8 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
 }
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda item, items: item in items,
-    ast.NotIn: lambda item, items: item not in items,
-    ast.Is: operator.eq,
+    **COMPARE,
+    ast.Is: operator.eq,  # `is None` and `is True` of values that were read
     ast.IsNot: operator.ne,
 }
 
