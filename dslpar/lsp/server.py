@@ -25,6 +25,7 @@ from dslpar.lsp.cursor import place_at
 from dslpar.lsp.hints import hints, summary
 from dslpar.lsp.hover import explanation_at, key_at
 from dslpar.lsp.layouts import layouts, place_of
+from dslpar.lsp.lines import lines_of
 from dslpar.lsp.names import Names, RefusedError, Symbol, foldable
 from dslpar.lsp.quick_fixes import quick_fixes
 
@@ -57,7 +58,8 @@ class ConfigServer(LanguageServer):
     """Server with the analyses of all open configs."""
 
     def __init__(self) -> None:
-        super().__init__("dslpar", VERSION)
+        # Whole texts: pygls applies an edit of a range to its own lines, which end at form feeds too.
+        super().__init__("dslpar", VERSION, text_document_sync_kind=types.TextDocumentSyncKind.Full)
         self.analyses: dict[str, Analysis] = {}
         """By URI."""
 
@@ -113,14 +115,14 @@ class ConfigServer(LanguageServer):
 
     def range(self, document: TextDocument, at: Location) -> types.Range:
         """Return a place in the client's units."""
-        lines = document.lines or [""]
+        lines = _lines(document)
         last = len(lines) - 1
         begin, end = (types.Position(min(line - 1, last), column - 1) for line, column in (at[1:3], at[3:5]))
         return self.workspace.position_codec.range_to_client_units(lines, types.Range(begin, end))
 
     def character(self, document: TextDocument, position: types.Position) -> tuple[int, int]:
         """Return a line and column, both from 1, for a position in the client's units."""
-        found = self.workspace.position_codec.position_from_client_units(document.lines or [""], position)
+        found = self.workspace.position_codec.position_from_client_units(_lines(document), position)
         return found.line + 1, found.character + 1
 
     def edit(self, document: TextDocument, fix: Fix) -> types.TextEdit:
@@ -140,6 +142,11 @@ class ConfigServer(LanguageServer):
             source="dslpar",
             tags=[types.DiagnosticTag.Unnecessary] if item.code.startswith(_WITHOUT_EFFECT) else None,
         )
+
+
+def _lines(document: TextDocument) -> list[str]:
+    """Return the lines, each with an end, which pygls does not count as a character of the line."""
+    return [f"{line}\n" for line in lines_of(document.source)]
 
 
 def path_of(uri: str) -> str | None:
@@ -196,11 +203,12 @@ def complete(ls: ConfigServer, params: types.CompletionParams) -> types.Completi
     if made is None:
         return None
     line, column = ls.character(document, params.position)
-    of_comment = settings_at(document.source, line, column)
+    text = "\n".join(lines_of(document.source))
+    of_comment = settings_at(text, line, column)
     if of_comment is not None:
         word, items = of_comment
     else:
-        place = place_at(document.source, line, column)
+        place = place_at(text, line, column)
         if place is None or (place.kind == "name" and made.text.strip() and not made.is_config):
             return None
         word, items = place.word.rpartition("\n")[2], completions(made, place, ls.texts)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from dslpar.core.errors import DslparError
 from dslpar.core.project import Project, find_project
+from dslpar.lsp.lines import lines_of
 
 _COMMENT = re.compile(r"#\s*dslpar:(?P<settings>(?:\s+[\w-]+=\S+)+)\s*$")
 _SETTING = re.compile(r"([\w-]+)=(\S+)")
@@ -39,7 +40,7 @@ def settings_of(path: str, text: str) -> Settings:
     project = find_project(os.path.dirname(path) or ".")
     size = project.world_size_of(path) if project is not None else None
     found = Settings((size,), project.device if project is not None else "", project)
-    for line in text.split("\n"):
+    for line in lines_of(text):
         if line.strip() and not line.startswith("#"):
             break
         if match := _COMMENT.match(line):

@@ -31,8 +31,11 @@ START = "import sys; sys.path.insert(0, sys.argv[1]); from dslpar.lsp.server imp
 class Editor:
     """An editor with one folder: it sends texts, and keeps what the server publishes."""
 
-    def __init__(self, folder: Path) -> None:
+    capabilities: types.ServerCapabilities
+
+    def __init__(self, folder: Path, of_client: types.ClientCapabilities | None = None) -> None:
         self.folder, self.client = folder, LanguageClient("tests", "1")
+        self.of_client = of_client or types.ClientCapabilities()
         self.published: dict[str, types.PublishDiagnosticsParams] = {}
         self.changed = asyncio.Event()
         self.versions: dict[str, int] = {}
@@ -48,9 +51,10 @@ class Editor:
     async def start(self) -> None:
         await self.client.start_io(sys.executable, "-c", START, str(ROOT))
         folder = types.WorkspaceFolder(self.folder.as_uri(), "tests")
-        await self.client.initialize_async(
-            types.InitializeParams(capabilities=types.ClientCapabilities(), workspace_folders=[folder])
+        made = await self.client.initialize_async(
+            types.InitializeParams(capabilities=self.of_client, workspace_folders=[folder])
         )
+        self.capabilities = made.capabilities
         self.client.initialized(types.InitializedParams())
 
     async def write(self, name: str, text: str) -> list[types.Diagnostic]:
@@ -80,9 +84,11 @@ class Editor:
         await self.client.stop()
 
 
-def in_editor(folder: Path, use: Callable[[Editor], Awaitable[None]]) -> None:
+def in_editor(
+    folder: Path, use: Callable[[Editor], Awaitable[None]], of_client: types.ClientCapabilities | None = None
+) -> None:
     async def run() -> None:
-        editor = Editor(folder)
+        editor = Editor(folder, of_client)
         await editor.start()
         try:
             await asyncio.wait_for(use(editor), 120)
