@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dslpar.core.errors import COMMAND_LINE, DslparError, Finding, Location
+from dslpar.language.limits import MAX_SOURCE_BYTES
 from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.language.recovery import UNKNOWN, Recovered, recovered
 from dslpar.language.tree import Node
@@ -53,22 +54,31 @@ class Analysis:
     text: str
     settings: Settings
     made: Recovered
+    evaluated: Config
+    is_config: bool
+    """The file is a config, and no other Python file."""
     checked: Mapping[int | None, Checked]
-    """By number of ranks."""
+    """By number of ranks; empty for other files, which are not linted."""
     findings: tuple[Shown, ...]
 
     @property
     def first(self) -> Checked:
-        """The config for its first world."""
+        """The config for its first world.
+
+        Raises:
+            StopIteration: the file is no config.
+        """
         return next(iter(self.checked.values()))
 
     @property
     def config(self) -> Config:
-        """The evaluated config."""
-        return self.first.config
+        """The evaluated config; for other files what could be evaluated of them."""
+        return self.first.config if self.checked else self.evaluated
 
     def job(self, world: int | None = None) -> Job | None:
         """Return the job of a world, by default the first; None if the config has errors, but for what does not fit."""
+        if not self.checked:
+            return None
         world = world or next(iter(self.checked))
         checked = self.checked[world]
         if any(item.code.startswith(_FITS) for item in checked.findings):
@@ -83,24 +93,24 @@ class Analysis:
         """Real paths of all files that the config reads."""
         return frozenset(os.path.realpath(path) for path in self.config.sources if not path.startswith("<"))
 
-    @property
-    def is_config(self) -> bool:
-        """Return whether the file is a config, and no other Python file."""
-        return self.settings.is_claimed or is_config(self.config)
-
 
 def analysed(path: str, texts: Mapping[str, str]) -> Analysis:
     """Lint a file; `texts` has the texts in the editor by real path, and this file's among them."""
     real = os.path.realpath(path)
     text = texts[real]
     settings, error = settings_or_none(path, text)
-    made = Recovered(text, frozenset()) if path.endswith(YAML_ENDINGS) else recovered(text, path)
+    # The evaluator refuses longer texts; parsing one takes long, and an editor asks at each key stroke.
+    is_left = path.endswith(YAML_ENDINGS) or len(text) > MAX_SOURCE_BYTES
+    made = Recovered(text, frozenset()) if is_left else recovered(text, path)
     config = check.load(path, (), {**texts, real: made.text})
+    if not (settings.is_claimed or is_config(config)):
+        return Analysis(path, text, settings, made, config, False, {}, ())
     if settings.device and config.root.get("cluster.device") is None and "cluster" not in config.unknown:
         config = _on(settings.device, config)
     checked = {world: check.check(config, world) for world in settings.worlds}
-    found = list(made.findings) + (list(error.findings) if error is not None else [])
-    return Analysis(path, text, settings, made, checked, (*map(Shown, found), *_shown(path, settings, made, checked)))
+    found = [Shown(item) for item in (*made.findings, *(error.findings if error is not None else ()))]
+    shown = (*found, *_shown(path, settings, made, checked))
+    return Analysis(path, text, settings, made, config, True, checked, shown)
 
 
 def _on(device: str, config: Config) -> Config:

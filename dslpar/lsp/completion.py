@@ -230,7 +230,7 @@ _MOST_SIZES = 16
 
 def _legal_sizes(analysis: Analysis, key: str) -> Iterator[Item]:
     """Yield the sizes with which the config has no error that it has not without the key."""
-    world = next(iter(analysis.checked))
+    world = analysis.settings.worlds[0]
     if world is None:
         return
     without = _errors(analysis, world, [])

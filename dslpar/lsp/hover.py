@@ -55,7 +55,7 @@ def explanation_at(analysis: Analysis, line: int, column: int) -> tuple[str, Loc
     key = key_at(analysis, line, column)
     if key is None:
         return None
-    subject = Subject(analysis.config, next(iter(analysis.checked)))
+    subject = Subject(analysis.config, analysis.settings.worlds[0])
     values = values_of(subject)
     found = Answers(subject, values).of(key.dotted)
     own = next((value for value in found if key.dotted in (value.key, value.source_key)), None)

@@ -1,11 +1,13 @@
 """The server of `dslpar lsp`: what an editor asks over stdio, in terms of the other modules of this package.
 
-The protocol is pygls's and lsprotocol's. Places are characters here, and units of the client there. A text is linted at
-each change; files that read the changed one are linted again.
+The protocol is pygls's and lsprotocol's. Places are characters here, and units of the client there. A change makes the
+analyses of a text, and of the files that read it, stale. They are made anew when no other change has come for some
+milliseconds, or when a request needs one. Where files change on disk, all analyses are stale.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -52,6 +54,10 @@ _ACTIONS = [
 EXPLAIN = "dslpar.explainRule"
 """Command that opens a rule's page; its argument is the code."""
 _CONFIG = (".py", ".yaml", ".yml")
+_WATCHED = ("**/*.{py,yaml,yml,json}", "**/pyproject.toml")
+"""Files that a config, or the settings of one, may come from."""
+_PAUSE_S = 0.01
+"""Changes that come faster are linted once: an editor sends those of an undone macro, or of a slow lint, at once."""
 
 
 class ConfigServer(LanguageServer):
@@ -61,7 +67,9 @@ class ConfigServer(LanguageServer):
         # Whole texts: pygls applies an edit of a range to its own lines, which end at form feeds too.
         super().__init__("dslpar", VERSION, text_document_sync_kind=types.TextDocumentSyncKind.Full)
         self.analyses: dict[str, Analysis] = {}
-        """By URI."""
+        """By URI; some may be stale."""
+        self.stale: dict[str, None] = {}
+        """URIs of open documents whose newest text, or that of a file that they read, is not analysed yet, in order."""
 
     @property
     def texts(self) -> dict[str, str]:
@@ -69,11 +77,42 @@ class ConfigServer(LanguageServer):
         documents = self.workspace.text_documents.values()
         return {os.path.realpath(path): document.source for document in documents if (path := path_of(document.uri))}
 
-    def analyse(self, uri: str) -> None:
-        """Lint a document, and publish what was found."""
+    def analysis(self, uri: str) -> Analysis | None:
+        """Return the analysis of a document's newest text; None if it is neither Python nor YAML."""
+        if uri in self.stale:
+            self._analyse(uri)
+        return self.analyses.get(uri)
+
+    def config(self, uri: str) -> Analysis | None:
+        """Return the analysis of a document that is a config."""
+        made = self.analysis(uri)
+        return made if made is not None and made.is_config else None
+
+    def changed(self, uri: str) -> None:
+        """Mark a document as stale if it is open, and those that read it."""
         path = path_of(uri)
-        if path is None or not path.endswith(_CONFIG):
+        if path is None:
             return
+        if uri in self.workspace.text_documents and path.endswith(_CONFIG):
+            self.stale[uri] = None
+        real = os.path.realpath(path)
+        self.stale |= dict.fromkeys(other for other, made in self.analyses.items() if real in made.files)
+
+    def all_changed(self) -> None:
+        """Mark all documents as stale: a file was created, too, that one of them could not find before."""
+        self.stale |= dict.fromkeys(self.analyses)
+
+    async def refresh(self) -> None:
+        """Analyse what is stale, document by document, so that requests come in between."""
+        while self.stale:
+            self._analyse(next(iter(self.stale)))
+            await asyncio.sleep(0)
+
+    def _analyse(self, uri: str) -> None:
+        """Lint a document's newest text, and publish what was found."""
+        self.stale.pop(uri)
+        path = path_of(uri)
+        assert path is not None, "only files become stale"
         document = self.workspace.get_text_document(uri)
         made = analysed(path, self.texts)
         self.analyses[uri] = made
@@ -81,17 +120,6 @@ class ConfigServer(LanguageServer):
         self.text_document_publish_diagnostics(
             types.PublishDiagnosticsParams(uri=uri, version=document.version, diagnostics=diagnostics)
         )
-
-    def analyse_readers(self, uri: str) -> None:
-        """Lint the open configs again that read a document."""
-        real = os.path.realpath(path_of(uri) or "")
-        for other in [each for each, made in self.analyses.items() if each != uri and real in made.files]:
-            self.analyse(other)
-
-    def config(self, uri: str) -> Analysis | None:
-        """Return the analysis of a document that is a config."""
-        made = self.analyses.get(uri)
-        return made if made is not None and made.is_config else None
 
     def names(self) -> Names:
         """Return the variables of the configs below the client's folders."""
@@ -170,26 +198,61 @@ def _own(made: Analysis) -> Iterator[Shown]:
 server = ConfigServer()
 
 
+@server.feature(types.INITIALIZED)
+async def initialized(ls: ConfigServer, params: types.InitializedParams) -> None:
+    """Ask the client to report files that change on disk, if it can."""
+    workspace = ls.client_capabilities.workspace
+    able = workspace.did_change_watched_files if workspace is not None else None
+    if able is None or not able.dynamic_registration:
+        return
+    options = types.DidChangeWatchedFilesRegistrationOptions([types.FileSystemWatcher(each) for each in _WATCHED])
+    registration = types.Registration("files", types.WORKSPACE_DID_CHANGE_WATCHED_FILES, options)
+    await ls.client_register_capability_async(types.RegistrationParams([registration]))
+
+
 @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
-def did_open(ls: ConfigServer, params: types.DidOpenTextDocumentParams) -> None:
+async def did_open(ls: ConfigServer, params: types.DidOpenTextDocumentParams) -> None:
     """Lint a document that was opened, and those that read it: its text may not be that of the file."""
-    ls.analyse(params.text_document.uri)
-    ls.analyse_readers(params.text_document.uri)
+    ls.changed(params.text_document.uri)
+    await ls.refresh()
 
 
 @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
-def did_change(ls: ConfigServer, params: types.DidChangeTextDocumentParams) -> None:
-    """Lint a document that was changed, and those that read it."""
-    ls.analyse(params.text_document.uri)
-    ls.analyse_readers(params.text_document.uri)
+async def did_change(ls: ConfigServer, params: types.DidChangeTextDocumentParams) -> None:
+    """Lint a document that was changed, and those that read it, unless a newer change comes."""
+    uri, version = params.text_document.uri, params.text_document.version
+    ls.changed(uri)
+    await asyncio.sleep(_PAUSE_S)
+    document = ls.workspace.text_documents.get(uri)
+    if document is not None and document.version == version:
+        await ls.refresh()
 
 
 @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
-def did_close(ls: ConfigServer, params: types.DidCloseTextDocumentParams) -> None:
-    """Forget a document."""
+async def did_close(ls: ConfigServer, params: types.DidCloseTextDocumentParams) -> None:
+    """Forget a document, and lint those that read it: they read the file again, whose text may be another."""
     uri = params.text_document.uri
     ls.analyses.pop(uri, None)
+    ls.stale.pop(uri, None)
     ls.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri=uri, diagnostics=[]))
+    ls.changed(uri)
+    await ls.refresh()
+
+
+@server.feature(types.TEXT_DOCUMENT_DID_SAVE)
+async def did_save(ls: ConfigServer, params: types.DidSaveTextDocumentParams) -> None:
+    """Lint all documents: not every client reports what changes on disk."""
+    ls.all_changed()
+    await asyncio.sleep(_PAUSE_S)
+    await ls.refresh()
+
+
+@server.feature(types.WORKSPACE_DID_CHANGE_WATCHED_FILES)
+async def did_change_watched_files(ls: ConfigServer, params: types.DidChangeWatchedFilesParams) -> None:
+    """Lint all documents: they may read the files, or look for them."""
+    ls.all_changed()
+    await asyncio.sleep(_PAUSE_S)
+    await ls.refresh()
 
 
 @server.feature(
@@ -198,7 +261,7 @@ def did_close(ls: ConfigServer, params: types.DidCloseTextDocumentParams) -> Non
 def complete(ls: ConfigServer, params: types.CompletionParams) -> types.CompletionList | None:
     """Offer what may be written at the cursor."""
     uri = params.text_document.uri
-    made = ls.analyses.get(uri)
+    made = ls.analysis(uri)
     document = ls.workspace.get_text_document(uri)
     if made is None:
         return None

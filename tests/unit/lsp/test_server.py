@@ -39,11 +39,18 @@ class Editor:
         self.published: dict[str, types.PublishDiagnosticsParams] = {}
         self.changed = asyncio.Event()
         self.versions: dict[str, int] = {}
+        self.on_publish: Callable[[types.PublishDiagnosticsParams], None] = lambda params: None
+        self.registered: asyncio.Future[types.RegistrationParams] = asyncio.get_running_loop().create_future()
 
         @self.client.feature(types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)
         def publish(params: types.PublishDiagnosticsParams) -> None:
             self.published[params.uri] = params
+            self.on_publish(params)
             self.changed.set()
+
+        @self.client.feature(types.CLIENT_REGISTER_CAPABILITY)
+        def register(params: types.RegistrationParams) -> None:
+            self.registered.set_result(params)
 
     def uri(self, name: str) -> str:
         return (self.folder / name).as_uri()
