@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from dslpar.core.errors import COMMAND_LINE, DslparError, Finding, Location
+from dslpar.core.errors import COMMAND_LINE, WORLD, DslparError, Finding, Location
 from dslpar.language.limits import MAX_SOURCE_BYTES
 from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.language.recovery import UNKNOWN, Recovered, recovered
@@ -108,9 +108,15 @@ def analysed(path: str, texts: Mapping[str, str]) -> Analysis:
     if settings.device and config.root.get("cluster.device") is None and "cluster" not in config.unknown:
         config = _on(settings.device, config)
     checked = {world: check.check(config, world) for world in settings.worlds}
-    found = [Shown(item) for item in (*made.findings, *(error.findings if error is not None else ()))]
+    of_project = map(_of_project, error.findings if error is not None else ())
+    found = [Shown(item) for item in (*made.findings, *settings.mistakes, *of_project)]
     shown = (*found, *_shown(path, settings, made, checked))
     return Analysis(path, text, settings, made, config, True, checked, shown)
+
+
+def _of_project(item: Finding) -> Finding:
+    """Return a finding of pyproject.toml as one that every config shows: an editor may not have that file open."""
+    return item._replace(message=f"{item.location}: {item.message}", location=Location(WORLD))
 
 
 def _on(device: str, config: Config) -> Config:

@@ -3,21 +3,29 @@
     # dslpar: world-size=8,64 device=h100-80g
 
 Such a comment on the first line, or one of the lines of comments that a file begins with, comes before the
-`[tool.dslpar]` of the project. Several world sizes are linted at once.
+`[tool.dslpar]` of the project. Several world sizes are linted at once. Mistakes in it are warnings at their place.
+Comments of other kinds, such as `# dslpar: ignore-file[CFG101] why`, are left to lint.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
-from dslpar.core.errors import DslparError
-from dslpar.core.project import Project, find_project
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.project import Project, find_project, project_finding
+from dslpar.core.suggest import did_you_mean
+from dslpar.forecast.device import device_hint, find_device
+from dslpar.linter.selection import Selection
 from dslpar.lsp.lines import lines_of
 
-_COMMENT = re.compile(r"#\s*dslpar:(?P<settings>(?:\s+[\w-]+=\S+)+)\s*$")
-_SETTING = re.compile(r"([\w-]+)=(\S+)")
+_COMMENT = re.compile(r"#\s*dslpar:(?!\s*ignore\b)(?P<settings>[^#]*)")
+"""Text after another `#` is a remark."""
+_WORD = re.compile(r"\S+")
+_MOST_RANKS = 2**31
 
 
 class Settings(NamedTuple):
@@ -29,6 +37,8 @@ class Settings(NamedTuple):
     project: Project | None = None
     is_claimed: bool = False
     """The file says in such a comment that it is a config, whatever it has so far."""
+    mistakes: tuple[Finding, ...] = ()
+    """In the comment."""
 
 
 def settings_of(path: str, text: str) -> Settings:
@@ -38,13 +48,35 @@ def settings_of(path: str, text: str) -> Settings:
         DslparError: the table of the nearest pyproject.toml is invalid.
     """
     project = find_project(os.path.dirname(path) or ".")
+    if project is not None:
+        _check(project)
     size = project.world_size_of(path) if project is not None else None
     found = Settings((size,), project.device if project is not None else "", project)
-    for line in lines_of(text):
+    return _settings_in(path, text, found)
+
+
+def _check(project: Project) -> None:
+    """Raise DslparError for values of the table that need more than their type to be judged."""
+    if project.device and find_device(project.device) is None:
+        message = f"unknown device {project.device!r} in [tool.dslpar]"
+        raise DslparError([project_finding(project, "device", message, device_hint(project.device))])
+    try:
+        Selection.parse((), (), project)
+    except ValueError as error:
+        message = str(error).removeprefix(f"{project.path}: ")
+        hint = "choose codes, beginnings of codes, or names of docs/rules"
+        raise DslparError([project_finding(project, "select", message, hint)]) from None
+
+
+def _settings_in(path: str, text: str, found: Settings) -> Settings:
+    """Return settings, with those of a file's comment."""
+    for number, line in enumerate(lines_of(text), 1):
         if line.strip() and not line.startswith("#"):
             break
         if match := _COMMENT.match(line):
-            found = _with(found, dict(_SETTING.findall(match["settings"])))._replace(is_claimed=True)
+            for word in _WORD.finditer(line, *match.span("settings")):
+                at = Location(path, number, word.start() + 1, number, word.end() + 1)
+                found = _with(found, word[0], at)
     return found
 
 
@@ -53,11 +85,51 @@ def settings_or_none(path: str, text: str) -> tuple[Settings, DslparError | None
     try:
         return settings_of(path, text), None
     except DslparError as error:
-        return Settings(), error
+        return _settings_in(path, text, Settings()), error
 
 
-def _with(settings: Settings, given: dict[str, str]) -> Settings:
-    if "world-size" in given:
-        sizes = [int(size) for size in given["world-size"].split(",") if size.isdecimal() and int(size)]
-        settings = settings._replace(worlds=tuple(dict.fromkeys(sizes)) or settings.worlds)
-    return settings._replace(device=given.get("device", settings.device))
+def _with(settings: Settings, word: str, at: Location) -> Settings:
+    """Return the settings with one word of the comment: `name=value`, or a mistake."""
+    name, equals, value = word.partition("=")
+    settings = settings._replace(is_claimed=settings.is_claimed or bool(equals))
+    if not equals or name not in _READ:
+        if not equals:
+            message, hint = f"{word!r} is no setting", "write name=value, without blanks: world-size=8,64"
+        else:
+            message = f"unknown setting {name!r}"
+            hint = did_you_mean(name.replace("_", "-"), _READ) or f"the settings are {', '.join(_READ)}"
+        return settings._replace(mistakes=(*settings.mistakes, _mistake(message, hint, at)))
+    read = _READ[name](settings, value)
+    if isinstance(read, Settings):
+        return read
+    shown = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}..."
+    mistake = _mistake(f"{name} is {shown!r}", read, at)
+    return settings._replace(mistakes=(*settings.mistakes, mistake))
+
+
+_MOST_SHOWN = 40
+
+
+def _with_sizes(settings: Settings, value: str) -> Settings | str:
+    sizes = [int(size) if _is_size(size) else None for size in value.split(",")]
+    if None in sizes:
+        return f"world-size is one or several numbers of ranks, from 1 and below {_MOST_RANKS}: world-size=8,64"
+    return settings._replace(worlds=tuple(dict.fromkeys(sizes)))
+
+
+def _is_size(text: str) -> bool:
+    # Python refuses to read a number of thousands of digits.
+    return text.isdecimal() and len(text) <= len(str(_MOST_RANKS)) and 0 < int(text) < _MOST_RANKS
+
+
+def _with_device(settings: Settings, value: str) -> Settings | str:
+    return settings._replace(device=value) if find_device(value) is not None else device_hint(value)
+
+
+_READ: dict[str, Callable[[Settings, str], Settings | str]] = {"world-size": _with_sizes, "device": _with_device}
+"""Name -> the settings with a value; the help if the value is invalid."""
+
+
+def _mistake(message: str, hint: str, at: Location) -> Finding:
+    """Make a warning: the config itself may be right, and only an editor reads the comment."""
+    return finding("CFG230", f"{message} in the comment of settings", hint, at)._replace(severity="warning")
