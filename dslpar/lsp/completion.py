@@ -13,10 +13,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from math import isqrt
 from typing import Literal, NamedTuple
 
 from dslpar.forecast.device import DEVICES
-from dslpar.language.load import load_text
+from dslpar.language.load import YAML_ENDINGS, load_text
 from dslpar.language.tree import Node
 from dslpar.linter import check
 from dslpar.lsp.analysis import Analysis
@@ -44,15 +45,23 @@ class Item(NamedTuple):
     """Items of smaller rank come first."""
 
 
-def completions(analysis: Analysis, place: Place, texts: Mapping[str, str]) -> list[Item]:
-    """Return all items at a place, whatever the word before the cursor: an editor filters them."""
+def completions(
+    analysis: Analysis, place: Place, texts: Mapping[str, str], is_assigned: bool = False
+) -> list[Item]:
+    """Return all items at a place, whatever the word before the cursor: an editor filters them.
+
+    texts: the texts in the editor by real path. is_assigned: a name or key that has its value already is replaced
+    alone. There are no items for YAML, which other servers complete from `dslpar schema`.
+    """
+    if analysis.path.endswith(YAML_ENDINGS):
+        return []
     if place.kind == "name":
-        return [*_sections(analysis)]
+        return [*_sections(analysis, is_assigned)]
     if place.kind == "import":
         return [*_imported(analysis, place, texts)]
     if place.kind == "key":
-        return [*_keys(analysis, place)]
-    return [*_values(analysis, place)]
+        return [*_keys(analysis, place, is_assigned)]
+    return [*_values(analysis, place, texts)]
 
 
 # ---- the first comment ----
@@ -92,14 +101,15 @@ def settings_at(text: str, line: int, column: int) -> tuple[str, list[Item]] | N
 # ---- keys ----
 
 
-def _sections(analysis: Analysis) -> Iterator[Item]:
+def _sections(analysis: Analysis, is_assigned: bool) -> Iterator[Item]:
     for row in rows():
         if "." not in row.key and not analysis.config.has(row.key):
             rank = 0 if row.default == "required" else 1
-            yield Item(row.key, f"{row.key} = dict($0)", "section", row.type, row.help, rank)
+            insert = row.key if is_assigned else f"{row.key} = dict($0)"
+            yield Item(row.key, insert, "section", row.type, row.help, rank)
 
 
-def _keys(analysis: Analysis, place: Place) -> Iterator[Item]:
+def _keys(analysis: Analysis, place: Place, is_assigned: bool) -> Iterator[Item]:
     kinds = _types(analysis, place.path[0] if place.path else "")
     above = ".".join(place.path)
     seen = set(place.given)
@@ -114,7 +124,8 @@ def _keys(analysis: Analysis, place: Place) -> Iterator[Item]:
             detail += f"; default: {row.default}"
         is_dict = row.type.startswith("a dict") and row.key not in shorthands()
         opening = "dict($0)" if is_dict else "$0"
-        insert = f"{name}={opening}" if not place.quote else f"{name}{place.quote}: {opening}"
+        written = f"{name}{place.quote}"
+        insert = written if is_assigned else f"{written}: {opening}" if place.quote else f"{written}={opening}"
         yield Item(name, insert, "key", detail, row.help, rank)
 
 
@@ -148,7 +159,7 @@ def _value_types() -> Mapping[str, ValueType]:
     return found
 
 
-def _values(analysis: Analysis, place: Place) -> Iterator[Item]:
+def _values(analysis: Analysis, place: Place, texts: Mapping[str, str]) -> Iterator[Item]:
     key = place.dotted
     if key in _TYPES_OF:
         for name, help in _TYPES_OF[key]():
@@ -160,12 +171,24 @@ def _values(analysis: Analysis, place: Place) -> Iterator[Item]:
             yield _string(place, choice, "value", "")
         if bool in known.python_types and not place.quote:
             yield from (Item(text, text, "value", "") for text in ("True", "False"))
+        if not place.quote:
+            yield from (Item(f"{number}", f"{number}", "value", "") for number in _few_numbers(known))
     if key in _SIZES and not place.quote:
-        yield from _legal_sizes(analysis, key)
+        yield from _legal_sizes(analysis, key, texts)
     if known is not None and (known.description == "a path" or key in _PATHS):
         yield from _paths(place)
     if known is None and _is_section(key) and not place.quote:
         yield Item("dict()", "dict($0)", "section")
+
+
+_MOST_NUMBERS = 16
+
+
+def _few_numbers(known: ValueType) -> list[int]:
+    """Return the whole numbers of a type that has only a few, such as ZeRO's stages."""
+    if int not in known.python_types or known.holds(_MOST_NUMBERS):
+        return []
+    return [number for number in range(_MOST_NUMBERS) if known.holds(number)]
 
 
 _PATHS = ("model.pretrained", "train.output_dir", "checkpoint.resume_from")
@@ -228,21 +251,28 @@ _SIZES = (
 _MOST_SIZES = 16
 
 
-def _legal_sizes(analysis: Analysis, key: str) -> Iterator[Item]:
+def _legal_sizes(analysis: Analysis, key: str, texts: Mapping[str, str]) -> Iterator[Item]:
     """Yield the sizes with which the config has no error that it has not without the key."""
     world = analysis.settings.worlds[0]
     if world is None:
         return
-    without = _errors(analysis, world, [])
-    for size in [each for each in range(1, world + 1) if world % each == 0][:_MOST_SIZES]:
-        found = _errors(analysis, world, [f"{key}={size}"])
+    without = _errors(analysis, world, [], texts)
+    for size in _divisors(world)[:_MOST_SIZES]:
+        found = _errors(analysis, world, [f"{key}={size}"], texts)
         if found is not None and not found - (without or set()):
             yield Item(f"{size}", f"{size}", "value", f"legal on {world} ranks", rank=0)
 
 
-def _errors(analysis: Analysis, world: int, overrides: list[str]) -> set[tuple[str, str]] | None:
+def _divisors(number: int) -> list[int]:
+    small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
+
+
+def _errors(
+    analysis: Analysis, world: int, overrides: list[str], texts: Mapping[str, str]
+) -> set[tuple[str, str]] | None:
     """Return the errors of the config with overrides; None if it cannot be evaluated with them."""
-    config = check.load_text(analysis.made.text, analysis.path, overrides)
+    config = check.load(analysis.path, overrides, {**texts, os.path.realpath(analysis.path): analysis.made.text})
     if not config.complete or any(item.location.path.startswith("<") for item in config.findings):
         return None
     found = check.check(config, world, errors_only=True, forecasts=False).findings

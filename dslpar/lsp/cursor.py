@@ -81,6 +81,27 @@ def place_at(text: str, line: int, column: int) -> Place | None:
         statement = longer
 
 
+class Rest(NamedTuple):
+    """What stands after a cursor of the name or string that it is in."""
+
+    length: int
+    """Characters up to the end of the word; of a key, with its closing quotation mark."""
+    is_assigned: bool
+    """A `=`, or a `:` after a key in quotation marks, follows."""
+
+
+def rest_at(text: str, line: int, column: int, place: Place) -> Rest:
+    """Return the rest of the word at a place, which a completion replaces too."""
+    lines = text.split("\n")
+    after = lines[line - 1][column - 1 :] if line <= len(lines) else ""
+    word = re.match(r"\w*", after)
+    length = word.end() if word is not None else 0
+    if place.kind == "key" and place.quote and after.startswith(place.quote, length):
+        length += len(place.quote)
+    sign = ":" if place.quote else r"=(?!=)"
+    return Rest(length, place.kind != "value" and re.match(rf"\s*{sign}", after[length:]) is not None)
+
+
 def _is_argument(statement: str) -> bool:
     """Return whether a line without indentation may be within brackets: nothing but a word so far."""
     return re.fullmatch(r"\w*", statement) is not None

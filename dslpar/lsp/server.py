@@ -23,7 +23,7 @@ from dslpar.core.version import VERSION
 from dslpar.linter.registry import url_of
 from dslpar.lsp.analysis import Analysis, Shown, analysed
 from dslpar.lsp.completion import Item, completions, settings_at
-from dslpar.lsp.cursor import place_at
+from dslpar.lsp.cursor import place_at, rest_at
 from dslpar.lsp.hints import hints, summary
 from dslpar.lsp.hover import explanation_at, key_at
 from dslpar.lsp.layouts import layouts, place_of
@@ -268,14 +268,16 @@ def complete(ls: ConfigServer, params: types.CompletionParams) -> types.Completi
     line, column = ls.character(document, params.position)
     text = "\n".join(lines_of(document.source))
     of_comment = settings_at(text, line, column)
+    rest = 0
     if of_comment is not None:
         word, items = of_comment
     else:
         place = place_at(text, line, column)
         if place is None or (place.kind == "name" and made.text.strip() and not made.is_config):
             return None
-        word, items = place.word.rpartition("\n")[2], completions(made, place, ls.texts)
-    at = ls.range(document, Location(made.path, line, column - len(word), line, column))
+        rest, is_assigned = rest_at(text, line, column, place)
+        word, items = place.word.rpartition("\n")[2], completions(made, place, ls.texts, is_assigned)
+    at = ls.range(document, Location(made.path, line, column - len(word), line, column + rest))
     return types.CompletionList(is_incomplete=False, items=[_completion(item, at) for item in items])
 
 

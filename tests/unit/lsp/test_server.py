@@ -331,3 +331,40 @@ def test_settings_devices_and_paths_are_completed(tmp_path: Path) -> None:
         assert f"{ROOT}/configs/" in await labels(f"data = dict(type='text', path='{ROOT}/con")
 
     in_editor(tmp_path, use)
+
+
+YAML = """\
+# dslpar: world-size=8
+parallel:
+  pipeline: 2
+model: {type: GPT, num_layers: 4, hidden_size: 48, num_heads: 4, vocab_size: 256, max_seq_len: 64}
+batch: {global_size: 16, micro_size: 2}
+"""
+
+
+def test_what_yaml_files_get(tmp_path: Path) -> None:
+    async def use(editor: Editor) -> None:
+        client, document = editor.client, types.TextDocumentIdentifier(editor.uri("cfg.yaml"))
+        (found,) = await editor.write("cfg.yaml", YAML.replace("hidden_size", "hiden_size"))
+        assert found.code == "CFG101"
+        actions = await client.text_document_code_action_async(
+            types.CodeActionParams(document, found.range, types.CodeActionContext([]))
+        )
+        assert "dslpar: fix all (1)" in [each.title for each in actions or ()]
+        assert await editor.write("cfg.yaml", YAML) == []
+        hover = await client.text_document_hover_async(types.HoverParams(**editor.at("cfg.yaml", 2, 3)))
+        assert hover is not None
+        (lens,) = await client.text_document_code_lens_async(types.CodeLensParams(document)) or ()
+        assert lens.range.start.line == 1
+        whole = types.Range(types.Position(0, 0), types.Position(9, 0))
+        hints = await client.text_document_inlay_hint_async(types.InlayHintParams(document, whole))
+        assert "layers 2 2" in [hint.label for hint in hints or ()]
+        symbols = await client.text_document_document_symbol_async(types.DocumentSymbolParams(document))
+        assert [each.name for each in symbols or ()] == ["parallel", "model", "batch"]
+        for line, column in ((2, 2), (2, 12), (5, 0)):
+            made = await client.text_document_completion_async(
+                types.CompletionParams(**editor.at("cfg.yaml", line, column))
+            )
+            assert not (made.items if isinstance(made, types.CompletionList) else made)
+
+    in_editor(tmp_path, use)
