@@ -1,7 +1,7 @@
 """Find the configs below a folder.
 
 Python and YAML files are evaluated (never executed). A file is a config if it defines `model` or `parallel`, or two
-other sections. If a config with a model imports a file without a model, that file is a part of the config and is linted
+other sections; a program's `model = "gpt2"` is none, since these two are dicts. If a config with a model imports a file without a model, that file is a part of the config and is linted
 with it. Hidden folders, virtual environments, caches and `outputs` are skipped, as in ruff. Links to folders are not
 followed.
 """
@@ -16,10 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dslpar.core.suggest import only_near
 from dslpar.language.limits import MAX_SOURCE_BYTES
 from dslpar.language.load import Config
+from dslpar.language.tree import Node
 from dslpar.schema.sections_reader import SECTIONS
 
 ENDINGS = (".py", ".yaml", ".yml")
 SKIPPED_FOLDERS = frozenset(["__pycache__", "node_modules", "outputs", "site-packages"])
+_MAIN = frozenset(["model", "parallel"])
+"""Sections that make a file a config."""
 _DEFINES_MAIN_SECTION = re.compile(
     r"^(?:model|parallel)\b\s*[=.\[:]|^from \..* import .*\b(?:model|parallel)\b", re.MULTILINE
 )
@@ -54,7 +57,7 @@ def skipped(configs: Sequence[Config]) -> dict[str, str]:
         if not _has_model(config) and importer is not None:
             reasons[config.path] = f"a part of {importer}"
         elif not is_config(config):
-            reasons[config.path] = "it defines neither model nor parallel"
+            reasons[config.path] = "it defines no section model or parallel"
     return reasons
 
 
@@ -65,14 +68,19 @@ def is_config(config: Config) -> bool:
     """
     if not config.complete:
         return _seems_to_be_config(config)
-    sections = {name for name, node in config.root.value.items() if name in SECTIONS and node.value is not None}
-    if sections & {"model", "parallel"}:
+    sections = {name for name, node in config.root.value.items() if name in SECTIONS and _may_be_section(name, node)}
+    if sections & _MAIN:
         return True
     misspelt = [name for name in config.root.value if name not in SECTIONS and only_near(str(name), SECTIONS)]
     unknown = config.unknown & (set(SECTIONS) - sections)
     # A program may assign to the name of a section too, such as `data`; its unsupported syntax gives it away.
     is_program = any(found.code == "CFG002" for found in config.findings)
     return bool(sections) and not is_program and len(sections) + len(misspelt) + len(unknown) > 1
+
+
+def _may_be_section(name: str, node: Node) -> bool:
+    """Return whether a value may be that of a section; the two that make a file a config have no short form."""
+    return node.value is not None and (node.is_mapping or name not in _MAIN)
 
 
 def _seems_to_be_config(config: Config) -> bool:
