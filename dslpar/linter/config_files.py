@@ -1,9 +1,9 @@
 """Find the configs below a folder.
 
 Python and YAML files are evaluated (never executed). A file is a config if it defines `model` or `parallel`, or two
-other sections; a program's `model = "gpt2"` is none, since these two are dicts. If a config with a model imports a file without a model, that file is a part of the config and is linted
-with it. Hidden folders, virtual environments, caches and `outputs` are skipped, as in ruff. Links to folders are not
-followed.
+other sections; a program's `model = "gpt2"` is none, since these two are dicts. If a config with a model imports a file
+without a model, that file is a part of the config and is linted with it. Hidden folders, virtual environments, caches
+and `outputs` are skipped, as in ruff. Links to folders are not followed.
 """
 
 from __future__ import annotations

@@ -45,9 +45,7 @@ class Item(NamedTuple):
     """Items of smaller rank come first."""
 
 
-def completions(
-    analysis: Analysis, place: Place, texts: Mapping[str, str], is_assigned: bool = False
-) -> list[Item]:
+def completions(analysis: Analysis, place: Place, texts: Mapping[str, str], is_assigned: bool = False) -> list[Item]:
     """Return all items at a place, whatever the word before the cursor: an editor filters them.
 
     texts: the texts in the editor by real path. is_assigned: a name or key that has its value already is replaced

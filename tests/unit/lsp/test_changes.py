@@ -38,7 +38,7 @@ async def until(editor: Editor, name: str, codes: list[str]) -> None:
 
     try:
         await asyncio.wait_for(wait(), 30)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         pytest.fail(f"{found()} instead of {codes}")
 
 

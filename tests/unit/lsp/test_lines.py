@@ -56,7 +56,9 @@ def test_a_fix_below_a_separator_changes_its_own_line(tmp_path: Path, end: str) 
         assert fix.edit is not None
         assert fix.edit.changes is not None
         assert applied(text, list(fix.edit.changes[editor.uri("cfg.py")])) == legal
-        hover = await editor.client.text_document_hover_async(types.HoverParams(**editor.at("cfg.py", 1 + len(SEPARATORS), 3)))
+        hover = await editor.client.text_document_hover_async(
+            types.HoverParams(**editor.at("cfg.py", 1 + len(SEPARATORS), 3))
+        )
         assert hover is not None
         assert "**parallel**" in str(hover.contents)
 
