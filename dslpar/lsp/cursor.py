@@ -82,7 +82,7 @@ def place_at(text: str, line: int, column: int) -> Place | None:
 
 
 class Rest(NamedTuple):
-    """What stands after a cursor of the name or string that it is in."""
+    """The part of a name or string after the cursor in it."""
 
     length: int
     """Characters up to the end of the word; of a key, with its closing quotation mark."""

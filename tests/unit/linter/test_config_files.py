@@ -1,4 +1,4 @@
-"""Which files of a folder count as configs: no program, though it may assign to the name of a section."""
+"""Detection of configs in a folder: no program counts, though it may assign to the name of a section."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the server lints: once for changes that come together, and again when a file changes on disk."""
+"""Times of linting: once for changes that come together, and again when a file changes on disk."""
 
 from __future__ import annotations
 
