@@ -8,8 +8,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as Python does for train.py in that folder
 
-from dslpar.distributed.bootstrap import exit_process
-from dslpar.training.main import main
+from dslpar.core.requirements import explain_missing
 
 if __name__ == "__main__":
+    if missing := explain_missing("tools/train_net.py", "torch", "deepspeed"):
+        sys.exit(missing)
+    from dslpar.distributed.bootstrap import exit_process
+    from dslpar.training.main import main
+
     exit_process(main())

@@ -279,6 +279,9 @@ def test_what_the_light_install_lacks_is_said_in_one_line(light: Path, tmp_path:
     assert ran.stderr == "dslpar lsp needs lsprotocol, which is not installed: pip install 'dslpar[lsp]'\n"
     ran = light_run(light, tmp_path, "python", "-m", "dslpar.training", "--config", "gpt_3d.py")
     assert (ran.returncode, ran.stderr) == (1, f"dslpar.training needs torch, {to_train}\n")
+    for script in ("train.py", "tools/train_net.py"):
+        ran = light_run(light, tmp_path, "python", str(ROOT / script), "--config", "gpt_3d.py")
+        assert (ran.returncode, ran.stderr) == (1, f"{script} needs torch, {to_train}\n")
     for code, user in (
         ("import dslpar; dslpar.start", "dslpar.start"),
         ("from dslpar import fit", "dslpar.fit"),
