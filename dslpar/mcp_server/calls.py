@@ -8,6 +8,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from dslpar.core.errors import DslparError
+from dslpar.language.errors import ConfigError
+
 MAX_CHARACTERS = 100_000
 """Bound of a result's JSON: about 25 thousand tokens of a language model."""
 Command = Callable[[Sequence[str]], int]
@@ -37,6 +40,10 @@ def run(command: Command, line: Sequence[str]) -> Output:
         except OSError as error:  # a refusal where the command expects none
             status = 2
             err.write(f"{error.filename}: {error.strerror}\n" if error.filename else f"{error}\n")
+        except (DslparError, ConfigError, ValueError) as error:
+            # Findings that a command does not print, and names that Python refuses: the text, without a traceback.
+            status = 2
+            err.write(f"{error}\n")
     return Output(status, out.getvalue(), err.getvalue())
 
 

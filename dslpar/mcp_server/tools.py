@@ -154,11 +154,13 @@ def command_line(name: str, given: Mapping[str, Any], root: str) -> list[str]:
     """Return the arguments of `dslpar` for a call of a tool.
 
     Raises:
-        RefusedError: an argument is a path outside of the root, or would be read as a flag.
+        RefusedError: an argument is a path outside of the root or has a NUL, or would be read as a flag.
     """
     spec = TOOLS[name]
     for key in PATHS:
         value = given.get(key)
+        if value is not None and "\0" in value:
+            raise RefusedError(f"{key} {value!r} has a NUL character, which no path has")
         if value is not None and not is_below(os.path.join(root, value), root):
             raise RefusedError(f"{key} {value!r} is outside of {root}, the folder that this server may read")
     operands = [given[key] for key in spec.operands if key in given] + list(given.get("overrides", ()))

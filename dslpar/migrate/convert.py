@@ -121,6 +121,8 @@ class Converter:
         """Convert the source. The order matters, since an added value must not replace one that a key sets."""
         for place, file in self.source.missing:
             self.note("", needed(f"missing file {file!r}: what it sets is not in the result"), place)
+        for place, reason in self.source.unreadable:
+            self.note("", needed(f"{reason}: what that file sets is not in the result"), place)
         for leaf in self.leaves:
             self.settle(leaf, self.outcome(leaf))
         self.read_unread()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.core.catalog import finding as make_finding
 from dslpar.core.errors import Finding, Location
+from dslpar.language.errors import finding as language_finding
 from dslpar.language.load import Config
 from dslpar.language.tree import Node
 from dslpar.linter import check
@@ -105,8 +106,15 @@ def lint_source(
 
 
 def _language(source: Source) -> list[Finding]:
-    """Return what the evaluator found, except about the language of Python configs, which is dslpar's own."""
+    """Return what the evaluator found, except about the language of Python configs, which is dslpar's own.
+
+    A file that only dslpar cannot read is a warning: the framework may run with it, and its keys are unchecked.
+    """
     at_home = [item for item in source.config.findings if item.code in ("CFG012", REFUSED)]
+    at_home += [
+        language_finding("CFG009", place, f"{reason}: its keys are not checked", severity="warning")
+        for place, reason in source.unreadable
+    ]
     return [item._replace(location=own_location(item.location, source)) for item in at_home]
 
 

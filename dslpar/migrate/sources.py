@@ -46,6 +46,8 @@ class Source(NamedTuple):
     config: Config
     missing: tuple[tuple[Location, str], ...] = ()
     """Location and file of each import whose file is missing."""
+    unreadable: tuple[tuple[Location, str], ...] = ()
+    """Location of the name of each file that is there and cannot be read, and the reason."""
     places: Mapping[str, tuple[Location, Location]] = MappingProxyType({})
     """Of a shell script: the locations of each argument's name and of its unknown value, if it has one."""
 
@@ -215,7 +217,10 @@ def with_section_of_file(source: Source) -> Source:
     file = nearest_file(node.value, source.path)
     if file is None:
         return source._replace(missing=(*source.missing, (node.location, node.value)))
-    text = read_source(file, {}).text
+    try:
+        text = read_source(file, {}).text
+    except ConfigError as error:
+        return source._replace(unreadable=(*source.unreadable, (node.location, error.message)))
     shown = file if file.endswith(YAML_ENDINGS) else f"{file}.json"
     section = check.load_text(without_comments(text), shown)
     root = _replaced(source.config.root, table.under.split("."), section.root._replace(key_location=node.key_location))

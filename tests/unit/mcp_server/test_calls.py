@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from dslpar.cli.main import COMMANDS, main
+from dslpar.core.errors import DslparError, Location
+from dslpar.language.errors import ConfigError, finding
 from dslpar.layout.modes import MODES
 from dslpar.mcp_server import calls, overview
 from dslpar.mcp_server.tools import RefusedError, command_line
@@ -40,6 +44,25 @@ def test_a_command_without_json_has_no_result() -> None:
     assert output.status == 2
     with pytest.raises(calls.CallError, match="unknown rule 'TEN999'"):
         calls.answer("explain", output)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DslparError([finding("CFG009", Location("a.py"), "cannot read 'b.py'")]),
+        ConfigError("CFG009", "cannot read 'b.py'"),
+        ValueError("cannot read 'b.py'"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_that_the_command_does_not_print_has_its_text(error: Exception) -> None:
+    def command(line: Sequence[str]) -> int:
+        raise error
+
+    output = calls.run(command, ["import", "a.py"])
+    assert output.status == 2
+    with pytest.raises(calls.CallError, match=re.escape("cannot read 'b.py'")):
+        calls.answer("import", output)
 
 
 def test_arguments_become_flags(tmp_path: Path) -> None:

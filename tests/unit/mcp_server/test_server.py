@@ -234,6 +234,33 @@ def test_files_that_a_config_names_are_not_read_out_of_the_root(root: Path) -> N
     session(root, use)
 
 
+def test_a_deepspeed_file_out_of_the_root_is_not_read(root: Path) -> None:
+    (root.parent / "hush.json").write_text('{"train_micro_batch_size_per_gpu": 4242}')
+    (root / "hf.yaml").write_text("per_device_train_batch_size: 2\ndeepspeed: ../hush.json\n")
+
+    async def use(client: ClientSession) -> None:
+        for tool in ("import", "lint"):
+            shown = text_of(await client.call_tool(tool, {"path": "hf.yaml"}))
+            assert "cannot read '../hush.json': it is outside of" in shown, (tool, shown)
+            assert "4242" not in shown
+
+    session(root, use)
+
+
+def test_a_path_with_nul_is_an_error_of_the_tool(root: Path) -> None:
+    async def use(client: ClientSession) -> None:
+        for tool, given in (
+            ("import", {"path": "ds\0.json"}),
+            ("lint", {"path": "cfg.py", "hostfile": "\0"}),
+            ("runs", {"folder": "a\0"}),
+        ):
+            result = await client.call_tool(tool, given)
+            assert result.is_error
+            assert "has a NUL character" in text_of(result)
+
+    session(root, use)
+
+
 def test_a_pyproject_above_the_root_has_no_effect(root: Path) -> None:
     (root.parent / "pyproject.toml").write_text("[tool.dslpar]\nworld-size = 7\n")
 

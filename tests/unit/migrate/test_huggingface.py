@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dslpar.migrate.convert import Import, convert
+from dslpar.migrate.foreign_lint import lint_text
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import read_text
 from dslpar.migrate.table import Epoch
@@ -68,6 +69,18 @@ def test_auto_is_filled_in_at_the_lines_of_the_file_that_is_named() -> None:
     filled = next(entry for entry in made.entries if entry.key == "deepspeed.train_micro_batch_size_per_gpu")
     assert (filled.location.path.rpartition("/")[2], filled.location.line, filled.value) == ("ds.json", 6, 1)
     assert made.values["precision.dtype"] == "bf16"
+
+
+def test_a_file_that_cannot_be_read_is_reported_at_its_name(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(" " * (256 * 1024 + 1))
+    text, path = "per_device_train_batch_size: 1\ndeepspeed: ds.json\n", str(tmp_path / "a.yaml")
+    source = read_text(text, path)
+    (entry,) = (entry for entry in convert(source).entries if "what that file sets is not in the result" in entry.why)
+    assert "ds.json' has more than 256 KiB" in entry.why
+    assert (entry.fate, entry.location.line, entry.location.column) == ("needed", 2, 12)
+    (warning,) = (item for item in lint_text(text, path, 8) if item.code == "CFG009")
+    assert (warning.severity, warning.location.line, warning.location.column) == ("warning", 2, 12)
+    assert warning.message.endswith("has more than 256 KiB: its keys are not checked")
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
