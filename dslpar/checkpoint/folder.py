@@ -21,8 +21,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import xxhash
-
 from dslpar.checkpoint import manifest_format
 from dslpar.checkpoint.manifest_format import FORMAT as FORMAT
 from dslpar.core import json_values
@@ -210,6 +208,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 def serialize(manifest: Mapping[str, Any]) -> bytes:
     """Return the manifest's bytes. Its last value is the digest of these bytes, computed with zeros in its place."""
+    import xxhash  # here and below: `dslpar runs` imports this module where xxhash may not be installed
+
     text = json.dumps({**manifest, "digest": _NO_DIGEST}, indent=1).encode() + b"\n"
     before, _, behind = text.rpartition(_NO_DIGEST.encode())
     return before + xxhash.xxh3_128_hexdigest(text).encode() + behind
@@ -219,6 +219,8 @@ def _digest_matches(text: bytes, digest: object) -> bool:
     """Return whether `serialize` made these bytes."""
     if not isinstance(digest, str) or len(digest) != len(_NO_DIGEST):
         return False
+    import xxhash
+
     before, found, behind = text.rpartition(digest.encode())
     return bool(found) and xxhash.xxh3_128_hexdigest(before + _NO_DIGEST.encode() + behind) == digest
 
@@ -284,6 +286,8 @@ def _manifest_problem(checkpoint: Checkpoint) -> str:
 
 def file_digest(path: Path) -> str:
     """Hash all bytes of a file, as `writer.write_file` does. Raises: OSError."""
+    import xxhash
+
     hashed, buffer = xxhash.xxh3_128(), memoryview(bytearray(_READ_BYTES))
     with path.open("rb", buffering=0) as opened:
         while count := opened.readinto(buffer):

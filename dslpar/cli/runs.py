@@ -17,6 +17,7 @@ from pathlib import Path
 from dslpar.checkpoint import folder as checkpoint_folder
 from dslpar.cli import arguments
 from dslpar.cli.action import Action
+from dslpar.core.requirements import explain_missing
 from dslpar.core.visible import visible
 from dslpar.reporting import curves, plot_svg, plot_terminal, run_dir, run_list
 from dslpar.reporting.curves import Panel
@@ -56,6 +57,9 @@ def _list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         runs = [_with_checkpoint(run) for run in run_list.find_runs(Path(args.folder), _tell_unreadable)]
     except OSError as error:
         parser.error(f"cannot read {args.folder}: {error.strerror}")
+    if not _reads_manifests() and any(run.checkpoint for run in runs):
+        missing = explain_missing("that", "xxhash")
+        sys.stderr.write(f"note: the checkpoints' manifests are not checked: {missing}\n")
     runs = _sorted([run for run in runs if args.state in (None, run.state)], args.sort, args.reverse)
     if args.format == "json":
         arguments.print_json([_as_json(run) for run in runs])
@@ -70,6 +74,11 @@ def _tell_unreadable(error: OSError) -> None:
     sys.stderr.write(visible(f"{error.filename}: {error.strerror}") + "\n")
 
 
+def _reads_manifests() -> bool:
+    """Return whether this environment can check a manifest's digest; `pip install dslpar` alone cannot."""
+    return importlib.util.find_spec("xxhash") is not None
+
+
 def _with_checkpoint(run: Run) -> Run:
     """Return the run with the name of its newest checkpoint.
 
@@ -82,7 +91,8 @@ def _with_checkpoint(run: Run) -> Run:
     if not found:
         return run
     try:
-        checkpoint_folder.open_checkpoint(found[-1])
+        if _reads_manifests():
+            checkpoint_folder.open_checkpoint(found[-1])
     except checkpoint_folder.ManifestError as error:
         where = f"{run_dir.CHECKPOINTS}/{found[-1].name}/{checkpoint_folder.MANIFEST}"
         run = run._replace(problems=(*run.problems, f"{where}: {error}"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -257,9 +258,32 @@ def test_the_light_install_checks_plans_and_converts(light: Path, tmp_path: Path
         assert text in ran.stdout, (words, ran.stdout, ran.stderr)
 
 
+def test_the_light_install_lists_runs(light: Path, tmp_path: Path) -> None:
+    """Without xxhash, it cannot check the digest of a checkpoint's manifest, and says so."""
+    run = tmp_path / "outputs" / "one"
+    run.mkdir(parents=True)
+    (run / "resolved.json").write_text("{}")
+    (run / "metrics.jsonl").write_text('{"step": 7, "loss": 2.5}\n')
+    ran = light_run(light, tmp_path, "dslpar", "runs", "list", "--format", "json")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert [(each["name"], each["step"]) for each in json.loads(ran.stdout)] == [("one", 7)]
+    (run / "checkpoints" / "step_000007").mkdir(parents=True)
+    ran = light_run(light, tmp_path, "dslpar", "runs", "list", "--format", "json")
+    assert (ran.returncode, ran.stderr) == (
+        0,
+        "note: the checkpoints' manifests are not checked: that needs xxhash, which is not installed: "
+        "pip install 'dslpar[train]'\n",
+    )
+    assert [each["checkpoint"] for each in json.loads(ran.stdout)] == ["step_000007"]
+
+
 def test_what_the_light_install_lacks_is_said_in_one_line(light: Path, tmp_path: Path) -> None:
     shutil.copy(ROOT / "configs/gpt_3d.py", tmp_path)
     (tmp_path / "corpus.txt").write_text("text")
+    saved = tmp_path / "run" / "checkpoints" / "step_000001"
+    saved.mkdir(parents=True)
+    manifest = {"format": 2, "step": 1, "fixed": {}, "files": {}, "digest": "0" * 32}
+    (saved / "checkpoint.json").write_text(json.dumps(manifest))
     to_train = "which is not installed: pip install 'dslpar[train]'"
     for words in (
         ("prove", "gpt_3d.py", "--world-size", "8"),
