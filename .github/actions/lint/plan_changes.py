@@ -3,8 +3,10 @@
     python plan_changes.py BASE CONFIG_FOLDER [flags of dslpar plan ...]
 
 BASE is a commit of the repository of this folder; "before" is its merge base with HEAD, "after" the files of this
-folder. Every config is planned on both sides, since a file that it imports may have changed. Configs with equal numbers
-are left out, and nothing is printed without a difference. It needs git and dslpar.
+folder. A config is planned on both sides if a file that it consists of (itself and its imports) has changed. Plans
+also depend on other files, such as a model's config.json: if any other file than configs in Python and Markdown has
+changed, every config is planned. Configs with equal numbers are left out, and nothing is printed without a difference.
+It needs git and dslpar.
 """
 
 from __future__ import annotations
@@ -17,19 +19,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dslpar.linter.check import load
+
 GIB = 1 << 30
 
 
 def main(base: str, folder: str, *flags: str) -> None:
     """Print the table of a folder's configs."""
     before = _git("merge-base", base, "HEAD")
-    top = Path(_git("rev-parse", "--show-toplevel"))
+    top = Path(_git("rev-parse", "--show-toplevel")).resolve()
     with tempfile.TemporaryDirectory() as temporary:
-        old = Path(temporary, "before")
+        old = Path(temporary).resolve() / "before"
         _git("worktree", "add", "--detach", str(old), before)
         try:
             there = {side: _configs(side, folder) for side in (old, top)}
-            rows = [_row(name, old, top, flags) for name in sorted(there[old] | there[top])]
+            names = _to_plan(there, old, top, before)
+            rows = [_row(name, old, top, flags) for name in names]
         finally:
             _git("worktree", "remove", "--force", str(old))
     if changed := [row for row in rows if row]:
@@ -48,6 +53,27 @@ def _configs(side: Path, folder: str) -> set[str]:
     command = [sys.executable, "-m", "dslpar", "lint", folder, "--show-files"]
     shown = subprocess.run(command, cwd=side, capture_output=True, text=True).stdout
     return {line for line in shown.splitlines() if (side / line).is_file()}
+
+
+def _to_plan(there: dict[Path, set[str]], old: Path, new: Path, before: str) -> list[str]:
+    """Return the configs of either side whose plans may differ."""
+    names = sorted(there[old] | there[new])
+    parts = {name: _parts(old, name) | _parts(new, name) for name in names}
+    changed = {name for name in _git("diff", "--name-only", "--no-renames", "-z", before).split("\0") if name}
+    changed = {name for name in changed if not name.endswith(".md")}
+    python = {part for each in parts.values() for part in each if part.endswith(".py")}
+    if changed - python:
+        return names
+    return [name for name in names if changed & parts[name]]
+
+
+def _parts(side: Path, name: str) -> set[str]:
+    """Return the files that a config consists of, by path from `side`: itself and what it imports."""
+    if not (side / name).is_file():
+        return {name}
+    sources = load(str(side / name)).sources
+    paths = (Path(path).resolve() for path in sources)
+    return {name, *(path.relative_to(side).as_posix() for path in paths if path.is_relative_to(side))}
 
 
 def _row(name: str, old: Path, new: Path, flags: tuple[str, ...]) -> str:
