@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dslpar.migrate.conversions import number
-from dslpar.migrate.huggingface import steps_of, warmup
+from dslpar.migrate.huggingface import steps_of, warmup, without_warmup
 from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
 
 
@@ -63,6 +63,8 @@ def plugins(value: object, view: View, row: Row) -> Outcome:
 @number
 def axolotl_warmup(value: float, view: View, row: Row) -> object:
     """Convert warm-up as Axolotl's TrainerBuilderBase does (core/builders/base.py:235)."""
+    if without := without_warmup(view):
+        return without
     if row.pattern == "warmup_steps" and value == 1:
         return changed(row.to, 2, "Axolotl takes 2 for 1")
     steps = steps_of(view)

@@ -145,11 +145,21 @@ def steps_of(view: View) -> int | None:
     return math.ceil(count * math.ceil(samples / global_size)) or None
 
 
+def without_warmup(view: View) -> Outcome | None:
+    """Drop warm-up that the schedule lacks: transformers' get_scheduler (optimization.py:1014) makes it without one."""
+    schedule = view.value("lr_scheduler_type") or view.value("lr_scheduler")
+    if schedule != "constant":
+        return None
+    return dropped("the schedule 'constant' has no warm-up; 'constant_with_warmup' has one")
+
+
 @number
 def warmup(value: float, view: View, row: Row) -> Outcome:
     """Convert warm-up: steps, or a share of the run if it is below 1."""
     if value == 0:
         return dropped("no warm-up, as if left out")
+    if without := without_warmup(view):
+        return without
     if row.pattern == "warmup_ratio" and view.get("warmup_steps"):
         return dropped("warmup_steps sets it")
     if value >= 1 and row.pattern != "warmup_ratio":

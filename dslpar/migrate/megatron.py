@@ -294,6 +294,17 @@ def _of_megatron_deepspeed(view: View) -> bool:
     return any(place.startswith("Megatron-DeepSpeed") for place in places)
 
 
+def no_biases(value: object, view: View, row: Row) -> Outcome:
+    """Convert the switch that takes out the biases of linear layers; Megatron's LayerNorm keeps its own."""
+    if value is not True:
+        return on(value, view, row._replace(argument="False"))
+    if view.value("normalization") != "RMSNorm":
+        return needed(
+            "Megatron's LayerNorm keeps its bias, which model.bias=False takes out: choose RMSNorm, or biases", row.to
+        )
+    return changed(row.to, False, "no layer has a bias")
+
+
 def number_of_experts(value: object, view: View, row: Row) -> Outcome:
     """Convert the number of experts. Megatron-LM's load-balancing loss is off unless its coefficient is given.
 

@@ -68,6 +68,13 @@ def experts(value: object, view: View, row: Row) -> Outcome:
     return made._replace(why=made.why.replace("--disable-bias-linear", "add_bias_linear=False"))
 
 
+def biases(value: object, view: View, row: Row) -> Outcome:
+    """Convert the switch of the linear layers' biases; Megatron's LayerNorm keeps its own without them."""
+    if value is False:
+        return megatron.no_biases(True, view, row)
+    return unchanged(value, view, row)
+
+
 def unchanged(value: object, view: View, row: Row) -> Outcome:
     """Keep a value under dslpar's name."""
     return Outcome("renamed", row.to, value)

@@ -318,7 +318,7 @@ WANG, SMALL = 2 / 4 / 64**0.5, (2 / (5 * 64)) ** 0.5
         ("gpt_neox", {"precision": "bfloat16"}, {"precision.dtype": "bf16", "zero.stage": 1}),
         ("gpt_neox", {"deepspeed_extra_args.bf16.enabled": True}, {"precision.dtype": "bf16"}),
         ("megatron", {"no_bias_gelu_fusion": True}, {"model.activation": "gelu"}),
-        ("megatron", {"disable_bias_linear": True}, {"model.activation": "gelu", "model.bias": False}),
+        ("megatron", {"disable_bias_linear": True, "normalization": "RMSNorm"}, {"model.activation": "gelu", "model.bias": False}),
         ("megatron", {"swiglu": True}, {"model.activation": "swiglu"}),
         ("megatron", {"openai_gelu": True}, {"model.activation": "gelu_tanh"}),
         ("megatron", {"adam_beta2": 0.95}, {"optimizer.betas": (0.9, 0.95)}),

@@ -544,6 +544,20 @@ PLUGIN = "megatron_lm_config__megatron_lm_"
             {"additional_target": "embed_tokens, lm_head"},
             {"model.lora.modules_to_save": ["embed_tokens", "lm_head"]},
         ),
+        (
+            "training_arguments",
+            {"lr_scheduler_type": "constant", "warmup_steps": 20},
+            {"lr_scheduler.type": "constant", "lr_scheduler.warmup_steps": None},
+        ),
+        (
+            "training_arguments",
+            {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 20},
+            {"lr_scheduler.type": "constant", "lr_scheduler.warmup_steps": 20},
+        ),
+        ("llama_factory", {"lr_scheduler_type": "constant", "warmup_steps": 20}, {"lr_scheduler.warmup_steps": None}),
+        ("axolotl", {"lr_scheduler": "constant", "warmup_steps": 20}, {"lr_scheduler.warmup_steps": None}),
+        ("axolotl", {"lr_scheduler": "constant", "max_steps": 100}, {"lr_scheduler.warmup_steps": None}),
+        ("axolotl", {"lr_scheduler": "constant_with_warmup", "max_steps": 100}, {"lr_scheduler.warmup_steps": 3}),
         ("llama_factory", {"val_size": 0.1}, {"data.eval_fraction": 0.1}),
         (
             "llama_factory",

@@ -202,6 +202,8 @@ def test_layers_of_the_first_and_last_stage_are_counts(arguments: str, counts: l
         ("--ds-sequence-parallel-size 2", "--ds-sequence-parallel-size", ("changed", "parallel.context.size", 2)),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "--use-megatron-fsdp",
          ("changed", "zero.stage", 2)),
+        ("--disable-bias-linear", "--disable-bias-linear", ("needed", "model.bias", True)),
+        ("--disable-bias-linear --normalization RMSNorm", "--disable-bias-linear", ("changed", "model.bias", False)),
         ("--qk-layernorm", "--qk-layernorm", ("needed", "", True)),
         ("--num-experts 1 --topk 4", "--topk", ("dropped", "", None)),
         ("--muon-momentum 0.5", "--muon-momentum", ("dropped", "", None)),

@@ -13,6 +13,7 @@ from dslpar.linter import check
 from dslpar.migrate.convert import Import, convert
 from dslpar.migrate.framework_rules import entries_of
 from dslpar.migrate.recipes import recipes_in
+from dslpar.migrate.foreign_lint import lint_text
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import read_text
 from dslpar.migrate.table import Epoch
@@ -311,6 +312,32 @@ def test_epochs_of_ms_swift_become_steps() -> None:
     made = swift("--num_train_epochs 3 --lr_warmup_fraction 0.1 --global_batch_size 16", Epoch(1600, 16))
     assert (made.values["train.steps"], made.values["lr_scheduler.warmup_steps"]) == (300, 30)
     assert fates(swift("--num_train_epochs 3"))["--num_train_epochs"][:2] == ("needed", "train.steps")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dtype"),
+    [("", None), ("--bf16", "bf16"), ("--fp16 true", "fp16"), ("--torch_dtype bfloat16", "bf16")],
+)
+def test_ms_swift_takes_its_type_from_the_model(arguments: str, dtype: str | None) -> None:
+    made = swift(arguments)
+    assert made.values.get("precision.dtype") == dtype
+    asked = [entry.why for entry in made.entries if entry.fate == "needed" and entry.to == "precision.dtype"]
+    assert ["the model's config.json" in why for why in asked] == ([] if dtype else [True])
+    text = f"megatron sft --model m --micro_batch_size 1 --tuner_type full {arguments}\n"
+    assert not [item for item in lint_text(text, "a.sh") if item.code.startswith("PRE")]
+
+
+@pytest.mark.parametrize(
+    ("keys", "fate"),
+    [
+        ("model:\n  add_bias_linear: false\n", "needed"),
+        ("model:\n  add_bias_linear: false\n  normalization: RMSNorm\n", "changed"),
+        ("model:\n  add_bias_linear: true\n", "renamed"),
+    ],
+)
+def test_megatron_bridges_layer_norm_keeps_its_bias(keys: str, fate: str) -> None:
+    made = fates(convert(read_text(f"{keys}  num_layers: 2\ntrain:\n  train_iters: 2\n", "a.yaml", "megatron_bridge")))
+    assert made["model.add_bias_linear"][:2] == (fate, "model.bias")
 
 
 @pytest.mark.parametrize(
