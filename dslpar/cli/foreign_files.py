@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dslpar.migrate.foreign_lint import Model
     from dslpar.migrate.sources import Source
 
-_FOREIGN, _PROGRAM = "CFG123", "CFG129"
+_SYNTAX, _FOREIGN, _PROGRAM = "CFG001", "CFG123", "CFG129"
 _ALWAYS_FOREIGN = (".hjson",)
 
 
@@ -43,9 +43,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="FILE", help=help)
 
 
-def is_foreign(path: str, found: Sequence[Finding]) -> bool:
+def is_foreign(config: Config, found: Sequence[Finding]) -> bool:
     """Return whether lint recognised a file as another framework's config, or as a program."""
-    return path.endswith(_ALWAYS_FOREIGN) or any(item.code in (_FOREIGN, _PROGRAM) for item in found)
+    is_known = config.path.endswith(_ALWAYS_FOREIGN) or any(item.code in (_FOREIGN, _PROGRAM) for item in found)
+    return is_known or _is_json_with_comments(config)
+
+
+def _is_json_with_comments(config: Config) -> bool:
+    """Return whether a JSON file is another framework's config once its comments are removed, as DeepSpeed does."""
+    text = config.sources.get(config.path)
+    if text is None or not config.path.endswith(".json") or not any(item.code == _SYNTAX for item in config.findings):
+        return False
+    from dslpar.migrate.registry import TABLES
+    from dslpar.migrate.sources import read_text
+
+    source = read_text(text, config.path)
+    return source.config.complete and source.name in TABLES
 
 
 def findings(
@@ -242,11 +255,19 @@ def _is_config_of_others(config: Config) -> bool:
         return False
     # This rule alone: the whole lint follows, of what the file becomes.
     context = Context(config, sections_reader.read(config), forecasts=False)
-    return any(True for _ in foreign_config.findings(context))
+    return any(True for _ in foreign_config.findings(context)) or _is_json_with_comments(config)
 
 
 def _assumed(made: Import, path: str, title: str) -> str:
     from dslpar.migrate.foreign_lint import assumed
 
     added = ", ".join(assumed(made.entries)) or "nothing"
-    return f"{path} is a config of {title}, converted in memory (dslpar import writes it); assumed: {added}"
+    note = f"{path} is a config of {title}, converted in memory (dslpar import writes it); assumed: {added}"
+    needed = [entry for entry in made.entries if entry.fate == "needed"]
+    parts = {
+        "not converted": [entry.key for entry in needed if entry.key],
+        "to be chosen": [entry.to for entry in needed if entry.to and not entry.key],
+        "missing": [file for _, file in made.source.missing],
+    }
+    more = (f"; {title}: {', '.join(dict.fromkeys(names))}" for title, names in parts.items() if names)
+    return note + "".join(more)

@@ -113,7 +113,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             return []  # it is linted with the config that it is a part of
         includes, world_size = settings.selection_of(config.path), settings.world_size_of(config.path)
         found = check.lint(config, world_size, cluster=cluster, by_program=args.program)
-        if config.path in named and (args.source or foreign_files.is_foreign(config.path, found)):
+        if config.path in named and (args.source or foreign_files.is_foreign(config, found)):
             others = parts if config.path == main else {}
             found = foreign_files.findings(config, found, args, parser, world_size, cluster, others)
         return [item for item in found if includes(item)]

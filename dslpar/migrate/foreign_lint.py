@@ -25,7 +25,7 @@ from dslpar.migrate import expression
 from dslpar.migrate.convert import IMPLIED, Converter, Import, Leaf, own_location, refused
 from dslpar.migrate.convert import Entry as Converted
 from dslpar.migrate.framework_rules import Entry, Rules, rules_of
-from dslpar.migrate.sources import REFUSED, Source, merged, read_text
+from dslpar.migrate.sources import JSON_ENDINGS, REFUSED, Source, merged, read_text
 from dslpar.migrate.unread import UNREAD
 from dslpar.schema.frameworks import frameworks
 
@@ -96,6 +96,7 @@ def lint_source(
     config = _config_of(made, places, rules)
     found = [
         *_language(source),
+        *_missing(source),
         *_own_checks(converter, rules, world_size),
         *_of_dslpar(config, made, rules, world_size, cluster, places),
         *_unknown_keys(made, converter.table.title),
@@ -118,6 +119,14 @@ def _language(source: Source) -> list[Finding]:
     return [item._replace(location=own_location(item.location, source)) for item in at_home]
 
 
+def _missing(source: Source) -> Iterator[Finding]:
+    """Yield a warning at each place that names a file which is not there: what it sets is judged by nothing."""
+    for place, file in source.missing:
+        message = f"file {file!r} is missing: what it sets is not judged"
+        hint = "lint where the file is, or write its path from this file's folder"
+        yield make_finding(NOT_JUDGED, message, hint, own_location(place, source))._replace(severity="warning")
+
+
 # The dslpar config --------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +147,8 @@ def _config_of(made: Import, places: Mapping[str, Location], rules: Rules) -> Co
     unknown = {key for entry in rules.unknown for key in entry.subject.split()}
     unknown |= {entry.to for entry in made.entries if entry.fate == "needed" and entry.to}
     unknown |= {entry.to for entry in made.entries if entry.fate == "added" and _is_of_dslpar(entry, made)}
+    if any(file.endswith(JSON_ENDINGS) for _, file in made.source.missing):
+        unknown |= {"zero", "precision"}
     # A key that the source does set is known, although the source usually cannot tell it.
     unknown = {key for key in unknown if not any(f"{each}.".startswith(f"{key}.") for each in places)}
     root: dict[Any, Node] = {}

@@ -72,7 +72,8 @@ def _records(name: str, example: str, world: str, capsys: pytest.CaptureFixture[
     status = main(["lint", path, "--from", name, "--world-size", world, "--format", "json"])
     found = json.loads(capsys.readouterr().out)
     assert status == any(item["severity"] == "error" for item in found)
-    return [item for item in found if item["severity"] != "info"]
+    # The files that an example names are not there, which is a finding of its own.
+    return [item for item in found if item["severity"] != "info" and item["code"] != "FRN205"]
 
 
 def _is_of(item: Mapping[str, Any], entry: Entry) -> bool:
@@ -365,6 +366,51 @@ def test_show_and_plan_report_at_the_sources_lines(
         assert printed.count("TEN201") == 1
         assert "--num-attention-heads 6 is not a multiple of --tensor-model-parallel-size 4" in printed
         assert "t.sh.py" not in printed
+
+
+def test_comments_of_deepspeeds_json_are_no_mistakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = '{\n  "train_batch_size": 32, // samples of a step\n  "zero_optimization": {"stage": %d}\n}\n'
+    Path("ds.json").write_text(text % 2)
+    assert main(["lint", "ds.json"]) == 0
+    assert "no findings" in capsys.readouterr().out
+    Path("ds.json").write_text(text % 4)
+    assert main(["lint", "ds.json"]) == 1
+    assert "ds.json:3:34: FRN201" in capsys.readouterr().out
+    main(["show", "ds.json", "--world-size", "2"])
+    assert "ds.json is a config of DeepSpeed" in capsys.readouterr().err
+    Path("ds.json").write_text('{"model": {"type": "GPT"}, // ours\n "train": 1}\n')
+    assert main(["lint", "ds.json"]) == 1
+    assert "CFG001" in capsys.readouterr().out, "comments are a mistake in dslpar's own JSON"
+
+
+def test_show_says_what_it_did_not_convert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "torchrun pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
+    script += " --max-position-embeddings 64 --micro-batch-size 2 --lr 1e-3 --train-iters 10 --qk-layernorm"
+    Path("t.sh").write_text(f"{script}\n")
+    for command in (["show"], ["plan", "--device", "h100-80g"]):
+        main([*command, "t.sh", "--world-size", "4"])
+        note = capsys.readouterr().err.splitlines()[0]
+        assert "; not converted: --qk-layernorm; to be chosen: model.vocab_size" in note
+
+
+def test_a_missing_json_of_deepspeed_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "per_device_train_batch_size: 1\nnum_train_epochs: 1\nmodel_name_or_path: m\ndeepspeed: ds.json\n"
+    Path("a.yaml").write_text(text)
+    linted = lint_source(read_text(text, "a.yaml"))
+    (found,) = (item for item in linted.findings if item.severity == "warning")
+    assert (found.location.line, found.message) == (4, "file 'ds.json' is missing: what it sets is not judged")
+    assert {"zero", "precision"} <= linted.config.unknown
+    main(["show", "a.yaml", "--world-size", "4"])
+    assert capsys.readouterr().err.splitlines()[0].endswith("; missing: ds.json")
 
 
 def test_toml_is_linted_shown_and_planned(
