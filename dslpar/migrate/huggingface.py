@@ -256,6 +256,8 @@ def zero_stage(value: object, view: View, row: Row) -> Outcome:
     return row.as_is(value)
 
 
+_WHOLE = 3
+"""Stage of ZeRO that shards parameters, which only then can be offloaded."""
 _STAGES = {"full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0}
 
 
@@ -274,7 +276,8 @@ def sharding(value: object, view: View, row: Row) -> Outcome:
     stage = next((_STAGES[word] for word in words if word in _STAGES), None)
     if stage is None:
         return needed(f"{value!r} has no counterpart: ZeRO shards over all replicas; choose zero.stage", row.to)
-    also = {f"zero.{part}.device": "cpu" for part in ("offload_param", "offload_optimizer") if "offload" in words}
+    parts = ("offload_param", "offload_optimizer") if stage == _WHOLE else ("offload_optimizer",)
+    also = {f"zero.{part}.device": "cpu" for part in parts if "offload" in words and stage > 0}
     return changed(row.to, stage, f"FSDP's {words[0]!r} shards as ZeRO {stage}", also)
 
 
@@ -286,10 +289,33 @@ def reshard(value: object, view: View, row: Row) -> Outcome:
     return sharding(value, view, row)
 
 
+def _stage_of_fsdp(view: View) -> int:
+    """Return the stage of ZeRO that FSDP's keys stand for; FSDP shards everything without them."""
+    keys = [
+        f"fsdp_config.{prefix}{name}"
+        for name in ("reshard_after_forward", "sharding_strategy")
+        for prefix in ("", "fsdp_")
+    ]
+    for value in (view.get(key) for key in (*keys, "fsdp")):
+        if value is False:
+            return 2
+        words = str(value if not isinstance(value, list) else " ".join(map(str, value))).lower().split()
+        stage = next((_STAGES[word] for word in words if word in _STAGES), None)
+        if stage is not None:
+            return stage
+    return _WHOLE
+
+
 def offloaded(value: object, view: View, row: Row) -> Outcome:
-    """Convert the switch of FSDP's offloading."""
+    """Convert the switch of FSDP's offloading; below stage 3 ZeRO has only the optimizer to offload."""
     if value is not True:
         return dropped("off")
+    stage = _stage_of_fsdp(view)
+    if stage == 0:
+        return needed("without shards ZeRO offloads nothing: choose zero.stage, or leave it out", "zero")
+    if stage < _WHOLE:
+        why = f"ZeRO {stage} offloads the optimizer; each rank keeps its parameters"
+        return changed("zero.offload_optimizer.device", "cpu", why)
     why = "FSDP offloads parameters, gradients and optimizer"
     return changed(row.to, "cpu", why, {"zero.offload_optimizer.device": "cpu"})
 

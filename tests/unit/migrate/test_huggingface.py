@@ -417,6 +417,26 @@ PLUGIN = "megatron_lm_config__megatron_lm_"
             FSDP | {"fsdp_config__fsdp_offload_params": True},
             {"zero.offload_param.device": "cpu", "zero.offload_optimizer.device": "cpu"},
         ),
+        (
+            "accelerate",
+            FSDP | {"fsdp_config__fsdp_offload_params": True, "fsdp_config__fsdp_reshard_after_forward": False},
+            {"zero.stage": 2, "zero.offload_param.device": None, "zero.offload_optimizer.device": "cpu"},
+        ),
+        (
+            "accelerate",
+            FSDP | {"fsdp_config__fsdp_offload_params": True, "fsdp_config__fsdp_sharding_strategy": "SHARD_GRAD_OP"},
+            {"zero.stage": 2, "zero.offload_param.device": None, "zero.offload_optimizer.device": "cpu"},
+        ),
+        (
+            "training_arguments",
+            {"fsdp": "full_shard offload"},
+            {"zero.stage": 3, "zero.offload_param.device": "cpu", "zero.offload_optimizer.device": "cpu"},
+        ),
+        (
+            "axolotl",
+            {"fsdp_config__offload_params": True, "fsdp_config__reshard_after_forward": False},
+            {"zero.stage": 2, "zero.offload_param.device": None, "zero.offload_optimizer.device": "cpu"},
+        ),
         ("accelerate", FSDP | {"fsdp_config__fsdp_activation_checkpointing": True}, {"activation_checkpoint": 1}),
         (
             "accelerate",
@@ -462,7 +482,7 @@ PLUGIN = "megatron_lm_config__megatron_lm_"
         (
             "training_arguments",
             {"fsdp": "shard_grad_op offload"},
-            {"zero.stage": 2, "zero.offload_param.device": "cpu"},
+            {"zero.stage": 2, "zero.offload_param.device": None},
         ),
         ("training_arguments", {"fsdp": ["full_shard", "auto_wrap"]}, {"zero.stage": 3}),
         ("training_arguments", TRAINER | {"fsdp_config__version": 2}, {"zero.stage": 3}),
