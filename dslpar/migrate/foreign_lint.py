@@ -201,10 +201,16 @@ def _of_dslpar(
             # The forecast is of a run of dslpar, so that it is no mistake of the author.
             hint = f"dslpar's forecast; assumed: {', '.join(assumed(made.entries)) or 'nothing'}"
             yield at_source(item, made, places, placed=True)._replace(severity="info", help=hint)
-        elif item.code in rules.judged:
+        elif item.code in rules.judged and not _is_implied(item, made):
             found = at_source(item, made, places, placed=True)
             if found.location != whole:
                 yield found
+
+
+def _is_implied(item: Finding, made: Import) -> bool:
+    """Return whether a finding is about a size that other keys imply, so that the author did not write it."""
+    implied = (entry.to for entry in made.entries if entry.fate == "added" and entry.why.startswith(IMPLIED))
+    return item.key.startswith("model.") and item.key in implied
 
 
 _DIVIDES = {"TEN": "parallel.tensor", "PIP": "parallel.pipeline"}
@@ -226,7 +232,10 @@ def at_source(item: Finding, made: Import, places: Mapping[str, Location], place
         ours = next((key for key in places if section and f"{key}.".startswith(f"{section}.")), ours)
         near = (key for key in places if f"{ours}.".startswith(f"{key}.") or key.startswith(f"{ours}."))
         place = places.get(ours) or next((places[key] for key in near), Location(made.source.path))
-    message, hint = in_their_names(item.message, names), in_their_names(item.help, names)
+    message, hint = item.message, item.help
+    if made.values.get("parallel.tensor.mode", "1d") == "1d":
+        message, hint = message.replace("y * q = ", "y = "), hint.replace("y * q = ", "y = ")
+    message, hint = in_their_names(message, names), in_their_names(hint, names)
     help = "" if _OURS.search(hint) else hint
     return item._replace(message=message, help=help, location=place, key=names.get(ours, ours), fix=None)
 

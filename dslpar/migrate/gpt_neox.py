@@ -10,8 +10,8 @@ from dslpar.migrate.megatron import choice
 from dslpar.migrate.table import Outcome, Row, View, changed, dead, dropped, needed
 
 _GATED = ("geglu", "reglu", "bilinear", "swiglu", "glu")
-_MULTIPLE = 256
-"""What ParallelMLP rounds up to; since September 2024 mlp_multiple_of replaces it."""
+_MULTIPLE, _OLD_MULTIPLE = 1, 256
+"""What ParallelMLP rounds up to: mlp_multiple_of's default (neox_args.py:122), and what it was until September 2024."""
 _ACTIVATIONS = "{'gelu': 'gelu', 'swiglu': 'swiglu'}"
 
 
@@ -55,8 +55,9 @@ def _gated_size(size: int, view: View) -> tuple[int, str]:
     half = int(size * 2 / 3) // 2
     width = -(-half // multiple) * multiple
     why = f"{size} * 2/3 / 2, rounded up to a multiple of {multiple}: a gated MLP has as many weights as a plain one"
-    if view.get("mlp_multiple_of") is None and width != half:
-        why += f" (releases since September 2024 round only to mlp_multiple_of, so without it to {half})"
+    old = -(-half // _OLD_MULTIPLE) * _OLD_MULTIPLE
+    if view.get("mlp_multiple_of") is None and width != old:
+        why += f" (releases before September 2024 round up to {_OLD_MULTIPLE}: for their checkpoints write {old})"
     return width, why
 
 

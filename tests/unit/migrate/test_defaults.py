@@ -289,9 +289,9 @@ def test_conditions_of_defaults() -> None:
     [
         ({}, 1024),
         ({"hidden_size": 4096, "intermediate_size": 32768, "mlp_multiple_of": 256}, 11008),
-        ({"hidden_size": 4096, "intermediate_size": 32768}, 11008),
+        ({"hidden_size": 4096, "intermediate_size": 32768}, 10922),
         ({"hidden_size": 1024, "mlp_multiple_of": 1}, 1365),
-        ({"expansion_factor": 3.5}, 1024),
+        ({"expansion_factor": 3.5}, 896),
         ({"activation": "gelu"}, None),
         ({"activation": "gelu", "intermediate_size": 2000}, 2000),
         ({"activation": "gelu", "intermediate_size": 2000, "mlp_multiple_of": 256}, 2048),

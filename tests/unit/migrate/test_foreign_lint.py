@@ -205,6 +205,15 @@ def test_dslpars_rules_use_the_sources_keys() -> None:
     assert found.message == "--num-attention-heads 6 is not a multiple of --tensor-model-parallel-size 4"
 
 
+def test_an_implied_size_is_not_blamed_on_the_author() -> None:
+    text = "pipe_parallel_size: 1\nmodel_parallel_size: 3\nnum_layers: 2\nhidden_size: 96\nnum_attention_heads: 12\n"
+    text += "activation: swiglu\n"
+    assert not [item for item in lint_text(text, "a.yml", 3, name="gpt_neox") if item.code.startswith("TEN")]
+    text += "intermediate_size: 600\n"
+    (found,) = (item for item in lint_text(text, "a.yml", 3, name="gpt_neox") if item.code.startswith("TEN"))
+    assert found.message == "intermediate_size 200 is not a multiple of model_parallel_size 3"
+
+
 def test_a_value_that_dslpar_adds_is_not_blamed_on_the_author() -> None:
     found = lint_text('{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 3}', "ds.json", 8)
     assert found == []
