@@ -632,6 +632,21 @@ def test_trls_own_defaults(keys: Mapping[str, Any], values: tuple[Any, ...]) -> 
 
 
 @pytest.mark.parametrize(
+    ("keys", "asks"),
+    [
+        ({}, False),
+        ({"packing": True}, False),
+        ({"precompute_ref_log_probs": False}, True),
+        ({"beta": 0.1}, True),
+        ({"beta": 0.1, "num_generations": 8}, False),
+    ],
+)
+def test_only_dpo_switches_dropout_off(keys: Mapping[str, Any], asks: bool) -> None:
+    made = of("training_arguments", **keys)
+    assert ("model.dropout" in {entry.to for entry in made.entries if entry.fate == "needed"}) is asks
+
+
+@pytest.mark.parametrize(
     ("name", "keys"),
     [
         ("training_arguments", {"model_name_or_path": "org/tiny"}),
