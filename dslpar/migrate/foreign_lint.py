@@ -75,6 +75,9 @@ def lint_text(
     source = merged(read_text(text, path, name), others)
     if not source.config.complete:
         return refused(source)
+    if not source.name and path.endswith(JSON_ENDINGS):
+        hint = "name its framework with --from"
+        return [make_finding(NOT_JUDGED, "no key of a framework is known here: nothing is judged", hint, Location(path))]
     if source.name not in {framework.name for framework in frameworks()}:
         return []
     return lint_source(source, world_size, cluster, model).findings
@@ -232,12 +235,26 @@ def at_source(item: Finding, made: Import, places: Mapping[str, Location], place
         ours = next((key for key in places if section and f"{key}.".startswith(f"{section}.")), ours)
         near = (key for key in places if f"{ours}.".startswith(f"{key}.") or key.startswith(f"{ours}."))
         place = places.get(ours) or next((places[key] for key in near), Location(made.source.path))
+    if item.code == "CFG107" or (item.code == "CFG104" and item.key.partition(".")[0] == "model"):
+        return _without_model(item, made, place)
     message, hint = item.message, item.help
     if made.values.get("parallel.tensor.mode", "1d") == "1d":
         message, hint = message.replace("y * q = ", "y = "), hint.replace("y * q = ", "y = ")
     message, hint = in_their_names(message, names), in_their_names(hint, names)
     help = "" if _OURS.search(hint) else hint
     return item._replace(message=message, help=help, location=place, key=names.get(ours, ours), fix=None)
+
+
+def _without_model(item: Finding, made: Import, place: Location) -> Finding:
+    """Return the finding about a model that the conversion does not know, at the source's key that names it."""
+    asked = [entry for entry in made.entries if entry.fate == "needed" and entry.key]
+    entry = next((each for each in asked if each.to == "model" or each.to == item.key), None)
+    what = "there is no model" if entry is None else f"{entry.key} is not converted: {entry.why}"
+    help = "give --model FILE: a dslpar config, or a folder of Hugging Face with a config.json"
+    place = place if entry is None else entry.location
+    key = item.key if entry is None else entry.key
+    missing = "" if item.code == "CFG107" else f"{item.message}: "
+    return item._replace(message=f"{missing}{what}", help=help, location=place, key=key, fix=None)
 
 
 _OURS = re.compile(r"\b(?:parallel|batch|schedule|train|zero|model|data|optimizer|lr_scheduler)\.[a-z]|\w=dict\(|mode=")
@@ -252,10 +269,11 @@ _PHRASES = (
 
 
 def in_their_names(text: str, names: Mapping[str, str]) -> str:
-    """Replace dslpar's keys in a text by the source's keys."""
+    """Replace dslpar's keys in a text by the source's keys; a key without a dot is a plain word, too."""
     for phrase, other in _PHRASES:
         text = phrase.sub(other, text)
-    for ours, theirs in sorted(names.items(), key=lambda item: -len(item[0])):
+    dotted = ((ours, theirs) for ours, theirs in names.items() if "." in ours)
+    for ours, theirs in sorted(dotted, key=lambda item: -len(item[0])):
         text = re.sub(rf"(?<![\w.]){re.escape(ours)}(?![\w.])", _literal(theirs), text)
     for ours, theirs in names.items():
         last = ours.rpartition(".")[2]

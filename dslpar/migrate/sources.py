@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import os.path
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ TOML = ".toml"
 HELPERS = {"torchtitan": torchtitan.helpers, "megatron_bridge": megatron_bridge.helpers}
 """What well-known functions return that recipes call, by framework: functions of the file and its path."""
 DEEPSPEED = "deepspeed"
-"""The framework of a JSON file that has no key of any other."""
+"""The framework of a JSON file that has one of its keys, and no key of any other."""
 SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
 
 
@@ -63,7 +63,8 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
         names = {*map(str, config.root.value)}
         ours = "model" in names and names <= {*SECTIONS, "resolved"}
         framework = frameworks.recognise(config.root, path, ())
-        name = name or (OURS if ours else framework.name if framework is not None else DEEPSPEED)
+        found = framework.name if framework is not None else DEEPSPEED if _is_of_deepspeed(names) else ""
+        name = name or (OURS if ours else found)
         return with_section_of_file(Source(name, path, config))
     if path.endswith(SHELL_ENDINGS):
         from dslpar.migrate.shell.arguments import load_arguments  # it uses the YAML parser, which is slow to import
@@ -84,6 +85,11 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
     config = check.load_text(filled, path)
     return with_section_of_file(Source(name or recognise(config, filled), path, config, missing))
+
+
+def _is_of_deepspeed(names: Set[str]) -> bool:
+    """Return whether a JSON file may be DeepSpeed's: it has one of its keys, or none at all."""
+    return not names or any(row.pattern.partition(".")[0] in names for row in TABLES[DEEPSPEED].rows)
 
 
 REFUSED = "FRN201"

@@ -235,6 +235,7 @@ def test_names_of_dslpar_become_the_sources() -> None:
     names = {"model.num_heads": "--num-attention-heads", "parallel.tensor.size": "TP"}
     text = "num_heads 3 is not a multiple of y = 2 in mode '1d'"
     assert in_their_names(text, names) == "--num-attention-heads 3 is not a multiple of TP 2"
+    assert in_their_names("there is no model", {"model": "base_model"}) == "there is no model"
 
 
 # Conditions -----------------------------------------------------------------------------------------------------------
@@ -406,6 +407,34 @@ def test_show_says_what_it_did_not_convert(
         main([*command, "t.sh", "--world-size", "4"])
         note = capsys.readouterr().err.splitlines()[0]
         assert "; not converted: --qk-layernorm; to be chosen: model.vocab_size" in note
+
+
+def test_a_model_that_is_not_converted_is_found_at_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "per_device_train_batch_size: 1\nmax_steps: 2\nmodel_name_or_path: org/tiny\nlora_r: 4\nuse_peft: %s\n"
+    for switch in ("false", "true"):  # without a model, and with one that has adapters only
+        Path("a.yaml").write_text(text % switch)
+        assert main(["show", "a.yaml", "--world-size", "2"]) == 1
+        printed = capsys.readouterr()
+        assert "a.yaml:3:1: CFG10" in printed.out + printed.err
+        assert "model_name_or_path is not converted: download 'org/tiny'" in printed.out + printed.err
+        assert "give --model FILE" in printed.out + printed.err
+
+
+def test_a_json_without_a_key_of_deepspeed_is_not_deepspeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_text('{"name": "x", "version": "1"}', "package.json").name == ""
+    assert read_text('{"zero_optimization": {"stage": 1}}', "a.json").name == "deepspeed"
+    Path("package.json").write_text('{"name": "x", "version": "1"}')
+    with pytest.raises(SystemExit):
+        main(["import", "package.json"])
+    assert "cannot detect the framework of package.json" in capsys.readouterr().err
+    (found,) = lint_text('{"name": "x"}', "a.hjson")
+    assert (found.code, found.severity) == ("FRN205", "info")
 
 
 def test_a_missing_json_of_deepspeed_is_a_warning(
