@@ -77,7 +77,9 @@ def lint_text(
         return refused(source)
     if not source.name and path.endswith(JSON_ENDINGS):
         hint = "name its framework with --from"
-        return [make_finding(NOT_JUDGED, "no key of a framework is known here: nothing is judged", hint, Location(path))]
+        return [
+            make_finding(NOT_JUDGED, "no key of a framework is known here: nothing is judged", hint, Location(path))
+        ]
     if source.name not in {framework.name for framework in frameworks()}:
         return []
     return lint_source(source, world_size, cluster, model).findings

@@ -23,6 +23,8 @@ CHUNKS = 2
 """Stages of a rank in an interleaved schedule if nothing sets their layers (pipeline_parallel.py:110)."""
 
 
+_POSITIONS = 2048
+"""transformers' default of max_position_embeddings, for the classes whose flavors have none."""
 # The model --------------------------------------------------------------------------------------------------------
 
 
@@ -53,9 +55,12 @@ def flavor(value: object, view: View, row: Row) -> Outcome:
     place = f"{of_model['source']}:{known['line']}"
     if not known["type"]:
         return needed(f"choose a class of transformers with the sizes of {name} {value} ({place})", "model")
-    return changed(
-        row.to, dict(known["config"]), f"the sizes of {name} {value} ({place})", {"model.type": known["type"]}
-    )
+    sizes, why = dict(known["config"]), f"the sizes of {name} {value} ({place})"
+    length = view.value("training.seq_len") or view.value("training.max_context_length")
+    if type(length) is int and length > sizes.get("max_position_embeddings", _POSITIONS):
+        sizes["max_position_embeddings"] = length
+        why += f"; positions reach training.seq_len {length}, as torchtitan makes them"
+    return changed(row.to, sizes, why, {"model.type": known["type"]})
 
 
 def name_of_model(value: object, view: View, row: Row) -> Outcome:
@@ -113,6 +118,30 @@ def shard(value: float, view: View, row: Row) -> Outcome:
         return changed(row.to, 2, "parameters stay gathered after the forward: ZeRO 2", also)
     rest = "-1, the rest of the world: " if value == -1 else ""
     return changed(row.to, 3, f"{rest}fully sharded is ZeRO 3", also)
+
+
+def compiled(value: object, view: View, row: Row) -> Outcome:
+    """Convert the switch of torch.compile, which changes no result; ZeRO 3 does not work with it (ZER110)."""
+    if value is True and _is_fully_sharded(view):
+        return dropped("torch.compile does not work at ZeRO 3, which gathers weights between a layer's operations")
+    return changed(row.to, True, "torch.compile") if value is True else row.as_is(value)
+
+
+def _is_fully_sharded(view: View) -> bool:
+    """Return whether FSDP becomes ZeRO 3, as `shard` decides it."""
+    sections = ("parallelism.data_parallel_shard_degree", "training.data_parallel_shard_degree")
+    degree = _of(view, *sections, "training.data_parallel_degree")
+    kept = view.value("parallelism.fsdp_reshard_after_forward") == "never"
+    return degree not in (0, 1) and _pipeline(view) == 1 and not kept
+
+
+@number
+def warmup(value: float, view: View, row: Row) -> Outcome:
+    """Keep the steps of warm-up; torchtitan shortens them to the run (components/optimizer/lr_scheduler.py:107)."""
+    steps = view.value("lr_scheduler.total_steps") or view.value("training.steps")
+    if type(steps) is int and value > steps:
+        return changed(row.to, steps, "torchtitan shortens the warm-up to the steps of the run")
+    return row.as_is(value)
 
 
 @number
@@ -327,8 +356,8 @@ def recompute(value: object, view: View, row: Row) -> Outcome:
 
 def components(value: object, view: View, row: Row) -> Outcome:
     """Drop the parts to compile: both, or those of a run that compiles nothing."""
-    if view.value("compile.enable") is not True:
-        return dropped("without compile.enable it has no effect")
+    if not _compiles(view):
+        return dropped("nothing is compiled, so it has no effect")
     if isinstance(value, list) and sorted(map(str, value)) == ["loss", "model"]:
         return dropped("both")
     names = [{"model": "layers"}.get(str(item), str(item)) for item in value] if isinstance(value, list) else []
@@ -339,9 +368,11 @@ def components(value: object, view: View, row: Row) -> Outcome:
 
 def of_compile(value: object, view: View, row: Row) -> Outcome:
     """Keep the backend of a run that compiles."""
-    return (
-        row.as_is(value) if view.value("compile.enable") is True else dropped("without compile.enable it has no effect")
-    )
+    return row.as_is(value) if _compiles(view) else dropped("nothing is compiled, so it has no effect")
+
+
+def _compiles(view: View) -> bool:
+    return view.value("compile.enable") is True and not _is_fully_sharded(view)
 
 
 # The run ----------------------------------------------------------------------------------------------------------

@@ -180,6 +180,18 @@ def test_a_flavor_is_the_sizes_it_stands_for(
          ("changed", "activation_checkpoint", 1)),
         ("[checkpoint]\nenable = true\ninterval = 7\n", "checkpoint.interval", ("renamed", "train.save_interval", 7)),
         ("[checkpoint]\ninterval = 7\n", "checkpoint.interval", ("dropped", "", None)),
+        ("[training]\nsteps = 10\n[lr_scheduler]\nwarmup_steps = 20\n", "lr_scheduler.warmup_steps",
+         ("changed", "lr_scheduler.warmup_steps", 10)),
+        ("[training]\nsteps = 40\n[lr_scheduler]\nwarmup_steps = 20\n", "lr_scheduler.warmup_steps",
+         ("kept", "lr_scheduler.warmup_steps", 20)),
+        ("[compile]\nenable = true\n", "compile.enable", ("dropped", "", None)),
+        ('[compile]\nenable = true\nbackend = "eager"\n', "compile.backend", ("dropped", "", None)),
+        ("[training]\ncompile = true\n[parallelism]\ndata_parallel_shard_degree = -1\n", "training.compile",
+         ("dropped", "", None)),
+        ("[compile]\nenable = true\n[parallelism]\ndata_parallel_shard_degree = 1\n", "compile.enable",
+         ("changed", "train.compile", True)),
+        ('[compile]\nenable = true\n[parallelism]\nfsdp_reshard_after_forward = "never"\n', "compile.enable",
+         ("changed", "train.compile", True)),
     ],
 )  # fmt: skip
 def test_keys_of_torchtitan_one_by_one(body: str, key: str, outcome: tuple[str, str, object]) -> None:
@@ -187,6 +199,12 @@ def test_keys_of_torchtitan_one_by_one(body: str, key: str, outcome: tuple[str, 
     fate, to, value = fates(made)[key]
     assert (fate, to) == outcome[:2]
     assert outcome[2] is None or value == outcome[2]
+
+
+def test_positions_of_torchtitan_reach_the_sequence() -> None:
+    body = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = %d\n'
+    assert titan(body % 500_000).values["model.config"]["max_position_embeddings"] == 500_000
+    assert titan(body % 64).values["model.config"]["max_position_embeddings"] > 64
 
 
 def test_a_pipeline_of_torchtitan_has_its_micro_batches_and_chunks() -> None:
