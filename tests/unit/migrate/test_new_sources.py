@@ -11,9 +11,9 @@ from dslpar.cli.main import main
 from dslpar.language.load import load_text
 from dslpar.linter import check
 from dslpar.migrate.convert import Import, convert
+from dslpar.migrate.foreign_lint import lint_text
 from dslpar.migrate.framework_rules import entries_of
 from dslpar.migrate.recipes import recipes_in
-from dslpar.migrate.foreign_lint import lint_text
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import read_text
 from dslpar.migrate.table import Epoch
