@@ -63,8 +63,8 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
         names = {*map(str, config.root.value)}
         ours = "model" in names and names <= {*SECTIONS, "resolved"}
         framework = frameworks.recognise(config.root, path, ())
-        found = framework.name if framework is not None else DEEPSPEED if _is_of_deepspeed(names) else ""
-        name = name or (OURS if ours else found)
+        theirs = framework.name if framework is not None else DEEPSPEED if _is_of_deepspeed(names) else ""
+        name = name or (OURS if ours else theirs)
         return with_section_of_file(Source(name, path, config))
     if path.endswith(SHELL_ENDINGS):
         from dslpar.migrate.shell.arguments import load_arguments  # it uses the YAML parser, which is slow to import
