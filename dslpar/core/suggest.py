@@ -38,13 +38,19 @@ def nearest(name: object, known: Iterable[object], cutoff: float = 0.75) -> str 
 
 def nearest_first(name: object, known: Iterable[object], most: int, cutoff: float = 0.75) -> list[str]:
     """Return at most `most` known names that are similar to `name`, ignoring case, the most similar first."""
-    import difflib  # imported here: only a mistake needs it
-
     word = str(name).lower()
     if len(word) >= MAX_LENGTH:
         return []
     by_lower = {item.lower(): item for item in known if isinstance(item, str) and len(item) < MAX_LENGTH}
-    return [by_lower[close] for close in difflib.get_close_matches(word, by_lower, n=most, cutoff=cutoff)]
+    return [by_lower[close] for close in _close(word, tuple(by_lower), most, cutoff)]
+
+
+@lru_cache(maxsize=1024)
+def _close(word: str, known: tuple[str, ...], most: int, cutoff: float) -> list[str]:
+    """Return the similar names. An editor asks for the same misspelt ones at each key stroke."""
+    import difflib  # imported here: only a mistake needs it
+
+    return difflib.get_close_matches(word, known, n=most, cutoff=cutoff)
 
 
 def only_near(name: str, known: Iterable[str]) -> str | None:

@@ -32,9 +32,9 @@ class Parsed(NamedTuple):
     """Findings about its syntax."""
 
 
-@lru_cache(maxsize=4)
-def _parsed(path: str, text: str) -> Parsed:
-    """Parse and check a text, cached because `dslpar plan` loads one config with many overrides.
+@lru_cache(maxsize=16)
+def parsed(path: str, text: str) -> Parsed:
+    """Parse and check a text; `dslpar plan` loads one config with many overrides, an editor one with each key stroke.
 
     Raises ConfigError, as `parse` does.
     """
@@ -89,14 +89,14 @@ class Session:
             raise BudgetError("the files of this config are too long together")
         self.parsed[key] = None
         try:
-            parsed = _parsed(source.path, source.text)
+            made = parsed(source.path, source.text)
         except ConfigError as error:
             self.report(error, Location(source.path))
             return None
-        for item in parsed.findings:
+        for item in made.findings:
             self.add(item)
-        self.parsed[key] = parsed
-        return parsed
+        self.parsed[key] = made
+        return made
 
     def parse_file(self, path: str, location: Location) -> Parsed | None:
         """Read and parse a file once. A failure to read it is a finding at `location`."""

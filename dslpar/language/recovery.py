@@ -17,11 +17,13 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
 from dslpar.core.errors import Finding, Location
 from dslpar.language.errors import ConfigError, finding
+from dslpar.language.load_session import parsed
 from dslpar.language.source import Source, parse, parse_quietly
 
 UNKNOWN = "_not_parsed"
@@ -50,7 +52,8 @@ class Recovered(NamedTuple):
 
 def recovered(text: str, path: str) -> Recovered:
     """Return the text of a file, with each statement that does not parse replaced as little as possible."""
-    if _parses(text):
+    with suppress(ConfigError):
+        parsed(path, Source(path, text).text)  # cached: the evaluation parses no second time
         return Recovered(text, frozenset())
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     made: list[str] = []

@@ -8,6 +8,7 @@ milliseconds, or when a request needs one. Where files change on disk, all analy
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -114,12 +115,16 @@ class ConfigServer(LanguageServer):
         path = path_of(uri)
         assert path is not None, "only files become stale"
         document = self.workspace.get_text_document(uri)
-        made = analysed(path, self.texts)
-        self.analyses[uri] = made
-        diagnostics = [self.diagnostic(document, each) for each in _own(made)] if made.is_config else []
-        self.text_document_publish_diagnostics(
-            types.PublishDiagnosticsParams(uri=uri, version=document.version, diagnostics=diagnostics)
-        )
+        gc.disable()  # a collection takes as long as lint: the editor gets its findings first
+        try:
+            made = analysed(path, self.texts)
+            self.analyses[uri] = made
+            diagnostics = [self.diagnostic(document, each) for each in _own(made)] if made.is_config else []
+            self.text_document_publish_diagnostics(
+                types.PublishDiagnosticsParams(uri=uri, version=document.version, diagnostics=diagnostics)
+            )
+        finally:
+            gc.enable()
 
     def names(self) -> Names:
         """Return the variables of the configs below the client's folders."""
@@ -504,4 +509,5 @@ def symbols(ls: ConfigServer, params: types.DocumentSymbolParams) -> list[types.
 
 def start() -> None:
     """Serve over stdin and stdout until the client ends."""
+    gc.freeze()  # what was imported stays: collections need not look at it
     server.start_io()

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from dslpar.language.errors import ConfigError
-from dslpar.language.source import Source, parse
+from dslpar.language.load_session import parsed
 from dslpar.language.tree import TARGET, Node
 
 TOML = ".toml"
@@ -146,13 +146,19 @@ def _arguments(text: str, framework: Framework) -> Iterator[bool]:
     return (f"--{name.replace('_', '-')} " in text for name in framework.names if is_by_name)
 
 
+_WITH_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
+"""Nodes in which a statement may stand: no import is within an expression."""
+
+
 def imported_packages(text: str, path: str) -> Iterator[str]:
     """Yield the top-level packages that a Python file imports."""
     try:
-        tree = parse(Source(path, text))
+        pending: list[ast.AST] = [parsed(path, text).tree]
     except ConfigError:  # the evaluator reports it
         return
-    for node in ast.walk(tree):
+    while pending:
+        node = pending.pop()
+        pending += (each for each in ast.iter_child_nodes(node) if isinstance(each, _WITH_STATEMENTS))
         if isinstance(node, ast.ImportFrom) and not node.level and node.module:
             yield node.module.partition(".")[0]
         elif isinstance(node, ast.Import):

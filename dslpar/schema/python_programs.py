@@ -12,11 +12,13 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Collection, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from dslpar.core.errors import Location
 from dslpar.language.errors import ConfigError
-from dslpar.language.source import Source, parse
+from dslpar.language.load_session import parsed
+from dslpar.schema.frameworks import imported_packages
 from dslpar.schema.sections_reader import SECTIONS
 
 STARTS: Collection[str] = frozenset(
@@ -54,41 +56,38 @@ def program_in(text: str, path: str, sections: Collection[str]) -> PythonProgram
     """
     if not path.endswith(".py") or not {"model", "parallel"}.isdisjoint(sections):
         return None
-    source = Source(path, text)
+    return _program_in(text, path, not set(SECTIONS).isdisjoint(sections))
+
+
+@lru_cache(maxsize=4)
+def _program_in(text: str, path: str, has_sections: bool) -> PythonProgram | None:
     try:
-        tree = parse(source)
+        source, tree, *_ = parsed(path, text)
     except ConfigError:  # the evaluator reports it
         return None
-    mark = next(_marks(tree, sections), None)
+    mark = next(_marks(tree, text, has_sections), None)
     if mark is None:
         return None
-    packages = {name.partition(".")[0] for node in ast.walk(tree) for name in _imported(node)}
     is_certain = not isinstance(mark, ast.FunctionDef | ast.ClassDef)
-    is_ours = not packages.isdisjoint({"dslpar", "colossalai"})
+    is_ours = not {"dslpar", "colossalai"}.isdisjoint(imported_packages(text, path))
     return PythonProgram(source.location(mark), is_certain, is_ours, next(_configs(tree), ""))
 
 
-def _marks(tree: ast.Module, sections: Collection[str]) -> Iterator[ast.AST]:
+def _marks(tree: ast.Module, text: str, has_sections: bool) -> Iterator[ast.AST]:
     """Yield what makes a file a program, the most certain first."""
     for statement in tree.body:
         if isinstance(statement, ast.If) and any(_is_name(each, "__name__") for each in ast.walk(statement.test)):
             yield statement
-    for node in ast.walk(tree):
+    may_start = any(name.rpartition(".")[2] in text for name in STARTS)  # walking the tree of a long config takes long
+    for node in ast.walk(tree) if may_start else ():
         if isinstance(node, ast.Call) and ast.unparse(node.func) in STARTS:
             yield node
-    if set(SECTIONS).isdisjoint(sections):
+    if not has_sections:
         yield from (each for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef))
 
 
 def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
-
-
-def _imported(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-        yield node.module
 
 
 def _configs(tree: ast.Module) -> Iterator[str]:
