@@ -127,7 +127,15 @@ def _of_program(config: Config, found: list[Finding], world_size: int | None, cl
     """Return the findings of the config that a program names, below a note; without such a file, what was found."""
     from dslpar.schema.python_programs import program_in  # few files get here
 
-    program = program_in(config.sources[config.path], config.path, ())
+    text = config.sources[config.path]
+    program = program_in(text, config.path, ())
+    if program is not None and not program.is_ours:
+        from dslpar.migrate.foreign_lint import lint_text
+        from dslpar.migrate.trainer_programs import arguments_in
+
+        if made := arguments_in(text, config.path):
+            note = f"this is a Python program, and not a config; its {made[0].name} are linted in its place"
+            return [*_noted(found, note), *lint_text(text, config.path, world_size, cluster)]
     if program is None or not program.config or not program.is_ours:
         return found
     beside = os.path.join(os.path.dirname(config.path), program.config)
@@ -136,16 +144,12 @@ def _of_program(config: Config, found: list[Finding], world_size: int | None, cl
         return found
     named = check.load(path)
     config.sources.update(named.sources)
-    notes = [
-        item._replace(
-            severity="info",
-            message=f"this is a Python program, and not a config; its config {path} is linted in its place",
-            help="",
-        )
-        for item in found
-        if item.code == _PROGRAM
-    ]
-    return [*notes, *check.lint(named, world_size, cluster=cluster, by_program=True)]
+    note = f"this is a Python program, and not a config; its config {path} is linted in its place"
+    return [*_noted(found, note), *check.lint(named, world_size, cluster=cluster, by_program=True)]
+
+
+def _noted(found: list[Finding], note: str) -> list[Finding]:
+    return [item._replace(severity="info", message=note, help="") for item in found if item.code == _PROGRAM]
 
 
 def _model(name: str | None, parser: argparse.ArgumentParser, sizes: bool = False) -> Model | None:
@@ -248,11 +252,12 @@ def _is_config_of_others(config: Config) -> bool:
     from dslpar.language.finder import OURS
     from dslpar.linter.context import Context
     from dslpar.linter.rules.foreign import foreign_config
-    from dslpar.migrate import sources
+    from dslpar.migrate import sources, trainer_programs
     from dslpar.schema import sections_reader
 
-    if config.path.endswith(".py") and sources.recognise(config, config.sources.get(config.path, "")) in ("", OURS):
-        return False
+    text = config.sources.get(config.path, "")
+    if config.path.endswith(".py") and sources.recognise(config, text) in ("", OURS):
+        return bool(trainer_programs.arguments_in(text, config.path))
     # This rule alone: the whole lint follows, of what the file becomes.
     context = Context(config, sections_reader.read(config), forecasts=False)
     return any(True for _ in foreign_config.findings(context)) or _is_json_with_comments(config)

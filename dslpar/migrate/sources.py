@@ -22,7 +22,7 @@ from dslpar.language.source import Source as Text
 from dslpar.language.source import parse, read_source
 from dslpar.language.tree import Node
 from dslpar.linter import check
-from dslpar.migrate import megatron_bridge, torchtitan
+from dslpar.migrate import megatron_bridge, torchtitan, trainer_programs
 from dslpar.migrate.recipes import ROOTS, Recipe, load_recipe, recipes_in
 from dslpar.migrate.registry import TABLES
 from dslpar.schema import frameworks
@@ -80,8 +80,9 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
     if found:
         chosen = next((item for item in found if item.name == recipe), found[0])
         others = () if recipe else [item for item in found if item is not chosen]
-        config, places = load_recipe(text, path, chosen, others, HELPERS[chosen.framework](_tree(text, path), path))
-        return Source(chosen.framework, path, config, places=places)
+        helpers = HELPERS[chosen.framework](_tree(text, path), path) if chosen.framework in HELPERS else {}
+        config, places = load_recipe(text, path, chosen, others, helpers)
+        return with_section_of_file(Source(chosen.framework, path, config, places=places))
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
     config = check.load_text(filled, path)
     return with_section_of_file(Source(name or recognise(config, filled), path, config, missing))
@@ -130,9 +131,11 @@ def merged(source: Source, others: Mapping[str, str]) -> Source:
 
 def _recipes(text: str, path: str, name: str) -> list[Recipe]:
     """Return the functions of a Python file that return a config of the framework `name`, or of any."""
-    if not path.endswith(".py") or not any(root.rpartition(".")[2] in text for root in ROOTS):
+    if not path.endswith(".py"):
         return []
-    return [recipe for recipe in recipes_in(text, path) if name in ("", recipe.framework)]
+    has_root = any(root.rpartition(".")[2] in text for root in ROOTS)
+    found = (recipes_in(text, path) if has_root else []) or trainer_programs.arguments_in(text, path)
+    return [recipe for recipe in found if name in ("", recipe.framework)]
 
 
 # Framework ----------------------------------------------------------------------------------------------------------

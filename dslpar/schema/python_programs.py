@@ -21,6 +21,14 @@ from dslpar.language.load_session import parsed
 from dslpar.schema.frameworks import imported_packages
 from dslpar.schema.sections_reader import SECTIONS
 
+TRAINING_ARGUMENTS: Collection[str] = frozenset(
+    {
+        *("TrainingArguments", "Seq2SeqTrainingArguments", "transformers.TrainingArguments", "trl.SFTConfig"),
+        *("SFTConfig", "DPOConfig", "GRPOConfig", "KTOConfig", "ORPOConfig", "CPOConfig", "RewardConfig", "RLOOConfig"),
+        *("OnlineDPOConfig", "NashMDConfig", "XPOConfig", "BCOConfig", "GKDConfig", "PRMConfig"),
+    }
+)
+"""Classes of transformers (src/transformers/training_args*.py), and those that TRL derives (trl/trainer/*_config.py)."""
 STARTS: Collection[str] = frozenset(
     {
         *("dslpar.arguments", "dslpar.start", "dslpar.initialize", "dslpar.fit"),
@@ -28,7 +36,10 @@ STARTS: Collection[str] = frozenset(
         *("colossalai.launch_from_openmpi", "colossalai.initialize", "colossalai.get_default_parser"),
         *("deepspeed.initialize", "deepspeed.init_distributed", "deepspeed.add_config_arguments"),
         *("torch.distributed.init_process_group", "dist.init_process_group", "argparse.ArgumentParser"),
-        *("transformers.Trainer", "Trainer", "ArgumentParser", "Accelerator", "accelerate.Accelerator"),
+        *("transformers.Trainer", "Trainer", "Seq2SeqTrainer", "transformers.Seq2SeqTrainer", "HfArgumentParser"),
+        *("SFTTrainer", "DPOTrainer", "GRPOTrainer", "KTOTrainer", "ORPOTrainer", "RewardTrainer"),
+        *("ArgumentParser", "Accelerator", "accelerate.Accelerator", "notebook_launcher"),
+        *TRAINING_ARGUMENTS,
     }
 )
 """Functions and classes that programs call, and no config: they start a run, or read a command line."""
