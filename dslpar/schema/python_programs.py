@@ -28,7 +28,7 @@ TRAINING_ARGUMENTS: Collection[str] = frozenset(
         *("OnlineDPOConfig", "NashMDConfig", "XPOConfig", "BCOConfig", "GKDConfig", "PRMConfig"),
     }
 )
-"""Classes of transformers (src/transformers/training_args*.py), and those that TRL derives (trl/trainer/*_config.py)."""
+"""Classes of transformers (src/transformers/training_args*.py), and those TRL derives (trl/trainer/*_config.py)."""
 STARTS: Collection[str] = frozenset(
     {
         *("dslpar.arguments", "dslpar.start", "dslpar.initialize", "dslpar.fit"),
