@@ -30,6 +30,9 @@ from dslpar.lsp.layouts import layouts, place_of
 from dslpar.lsp.lines import lines_of
 from dslpar.lsp.names import Names, RefusedError, Symbol, foldable
 from dslpar.lsp.quick_fixes import quick_fixes
+from dslpar.lsp.settings import worlds_of
+from dslpar.lsp.world_size import offered, with_world_size
+from dslpar.lsp.world_size import place_of as place_of_worlds
 
 _SEVERITIES = {
     "error": types.DiagnosticSeverity.Error,
@@ -51,6 +54,8 @@ _ACTIONS = [
     types.CodeActionKind.SourceFixAll,
     types.CodeActionKind.RefactorRewrite,
 ]
+SET_WORLD = "dslpar.setWorld"
+"""Command that writes the number of ranks into a config: its URI, and the number, or several such as "8,64"."""
 EXPLAIN = "dslpar.explainRule"
 """Command that opens a rule's page; its argument is the code."""
 _CONFIG = (".py", ".yaml", ".yml")
@@ -339,9 +344,34 @@ def code_lens(ls: ConfigServer, params: types.CodeLensParams) -> list[types.Code
 def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types.CodeAction]:
     """Offer the fixes of the findings at the cursor, all fixes of the file, and on `parallel` other layouts."""
     uri = params.text_document.uri
-    made = ls.config(uri)
+    made = ls.analysis(uri)
     if made is None:
         return []
+    # An empty file may become a config; other files that are none get no actions.
+    actions = _world_actions(ls, made, params) if made.is_config or not made.text.strip() else []
+    if made.is_config:
+        actions += _config_actions(ls, made, params)
+    return [action for action in actions if _is_asked(action, params.context.only)]
+
+
+def _world_actions(ls: ConfigServer, made: Analysis, params: types.CodeActionParams) -> list[types.CodeAction]:
+    """Offer numbers of ranks on the comment of settings, or on the first line."""
+    uri = params.text_document.uri
+    document = ls.workspace.get_text_document(uri)
+    if not _overlap(ls.range(document, place_of_worlds(made.path, made.text)), params.range):
+        return []
+    return [
+        types.CodeAction(
+            f"dslpar: lint for {size} ranks",
+            types.CodeActionKind.RefactorRewrite,
+            edit=types.WorkspaceEdit({uri: [ls.edit(document, with_world_size(made.path, made.text, size))]}),
+        )
+        for size in offered(made)
+    ]
+
+
+def _config_actions(ls: ConfigServer, made: Analysis, params: types.CodeActionParams) -> list[types.CodeAction]:
+    uri = params.text_document.uri
     document = ls.workspace.get_text_document(uri)
     texts = ls.texts
     actions = [
@@ -385,7 +415,7 @@ def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types
             )
             for fix in layouts(made, texts)
         ]
-    return [action for action in actions if _is_asked(action, params.context.only)]
+    return actions
 
 
 def _is_asked(action: types.CodeAction, only: Sequence[types.CodeActionKind | str] | None) -> bool:
@@ -477,6 +507,24 @@ async def explain_rule(ls: ConfigServer, code: str) -> bool:
         return False
     shown = await ls.window_show_document_async(types.ShowDocumentParams(uri=url, external=url.startswith("http")))
     return shown.success
+
+
+@server.command(SET_WORLD)
+async def set_world(ls: ConfigServer, uri: str, sizes: str) -> bool:
+    """Write the number of ranks, or several, into the comment of settings; return whether the editor did."""
+    worlds = worlds_of(sizes)
+    if isinstance(worlds, str):
+        raise JsonRpcException(f"world-size is {sizes!r}; {worlds}", types.ErrorCodes.InvalidParams)
+    made = ls.analysis(uri)
+    if made is None:
+        raise JsonRpcException(f"{uri} is not open, or neither Python nor YAML", types.LSPErrorCodes.RequestFailed)
+    document = ls.workspace.get_text_document(uri)
+    edit = ls.edit(document, with_world_size(made.path, made.text, sizes))
+    label = f"dslpar: lint for {sizes} ranks"
+    applied = await ls.workspace_apply_edit_async(
+        types.ApplyWorkspaceEditParams(types.WorkspaceEdit({uri: [edit]}), label=label)
+    )
+    return applied.applied
 
 
 @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
