@@ -61,6 +61,8 @@ EXPLAIN = "dslpar.explainRule"
 _CONFIG = (".py", ".yaml", ".yml")
 _WATCHED = ("**/*.{py,yaml,yml,json}", "**/pyproject.toml")
 """Files that a config, or the settings of one, may come from."""
+_DIGITS = 10
+"""Of the largest number of ranks."""
 _PAUSE_S = 0.01
 """Changes that come faster are linted once: an editor sends those of an undone macro, or of a slow lint, at once."""
 
@@ -292,7 +294,8 @@ def _completion(item: Item, at: types.Range) -> types.CompletionItem:
         kind=_KINDS[item.kind],
         detail=item.detail or None,
         documentation=item.help or None,
-        sort_text=f"{item.rank}{item.label}",
+        # Editors compare texts: 16 would come before 2.
+        sort_text=f"{item.rank}{item.label.zfill(_DIGITS) if item.label.isdecimal() else item.label}",
         filter_text=item.label,
         insert_text_format=types.InsertTextFormat.Snippet,
         text_edit=types.TextEdit(
@@ -347,18 +350,19 @@ def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types
     made = ls.analysis(uri)
     if made is None:
         return []
+    actions = _config_actions(ls, made, params) if made.is_config else []
     # An empty file may become a config; other files that are none get no actions.
-    actions = _world_actions(ls, made, params) if made.is_config or not made.text.strip() else []
-    if made.is_config:
-        actions += _config_actions(ls, made, params)
+    if made.is_config or not made.text.strip():
+        actions += _world_actions(ls, made, params)
     return [action for action in actions if _is_asked(action, params.context.only)]
 
 
 def _world_actions(ls: ConfigServer, made: Analysis, params: types.CodeActionParams) -> list[types.CodeAction]:
-    """Offer numbers of ranks on the comment of settings, or on the first line."""
+    """Offer numbers of ranks where the cursor is on the comment of settings, or on the first line."""
     uri = params.text_document.uri
     document = ls.workspace.get_text_document(uri)
-    if not _overlap(ls.range(document, place_of_worlds(made.path, made.text)), params.range):
+    place = ls.range(document, place_of_worlds(made.path, made.text))
+    if params.range.start.line < place.start.line or params.range.end.line > place.end.line:
         return []
     return [
         types.CodeAction(

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dslpar.cli.main import main
 from dslpar.linter import check
+from tests.support import neovim_session
 from tests.support.neovim import LACKS, NVIM, neovim
 
 pytestmark = [
@@ -43,53 +45,24 @@ def test_findings_fixes_and_completion(tmp_path: Path) -> None:
     assert check.lint(check.load(str(path)), 8) == []
 
 
-def test_an_empty_file_becomes_a_legal_config_of_64_gpus(tmp_path: Path) -> None:
+def test_an_empty_file_becomes_a_legal_config_of_64_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Sections, keys and values are completed; the author types numbers alone, and the rest are fixes."""
     path = tmp_path / "cfg.py"
-    path.write_text("# dslpar: world-size=64 device=h100-80g\n")
-    with neovim(tmp_path, "cfg.py") as editor:
-        editor.type("Go<Esc>0Di")  # without the `#` with which Neovim goes on
-        editor.complete("model = ")
-        editor.type("<Left>")
-        for key, value in [
-            ("num_layers=", "32"),
-            ("hidden_size=", "4096"),
-            ("num_heads=", "4"),
-            ("vocab_size=", "32000"),
-            ("max_seq_len=", "4096"),
-        ]:
-            editor.complete(key)
-            editor.type(f"{value}, ")
-        editor.complete("type=")
-        editor.complete("'GPT'")
-        editor.type("<Esc>o")
-        editor.complete("parallel = ")
-        editor.type("<Left>")
-        editor.complete("pipeline=")
-        editor.complete("2")
-        editor.type(", ")
-        editor.complete("tensor=")
-        editor.complete("dict()")
-        editor.type("<Left>")
-        editor.complete("size=")
-        editor.complete("8")
-        editor.type(", ")
-        editor.complete("mode=")
-        editor.complete("'1d'")
-        editor.type("<Esc>")
-        editor.wait(lambda: "TEN201" in [code for code, _ in editor.diagnostics()], "finding about 4 heads")
-        editor.type("/num_heads=<CR>")
-        editor.act("num_heads=8")
-        editor.type("<Esc>:w<CR>")
+    path.write_text("")
+    with neovim(tmp_path, "cfg.py", more=neovim_session.LINES) as editor:
+        neovim_session.write_config(editor)
         editor.wait(lambda: path.read_text() == editor.text, "saved file")
-        editor.wait(lambda: "GiB" in str(editor.lua("vim.lsp.codelens.get(0)")), "layout above parallel")
-    assert (
-        path.read_text()
-        == """\
-# dslpar: world-size=64 device=h100-80g
-model = dict(num_layers=32, hidden_size=4096, num_heads=8, vocab_size=32000, max_seq_len=4096, type='GPT')
-parallel = dict(pipeline=2, tensor=dict(size=8, mode='1d'))
-"""
-    )
-    config = check.load(str(path))
-    assert [item for item in check.lint(config, 64) if item.severity == "error"] == []
+    assert path.read_text() == neovim_session.TEXT
+    assert main(["lint", str(path), "--world-size", "64", "--select", "CFG,PAR,TEN,PIP,BAT,FIT"]) == 0
+
+
+def test_the_number_of_ranks_is_set_by_a_command(tmp_path: Path) -> None:
+    path = tmp_path / "cfg.py"
+    path.write_text(TEXT)
+    with neovim(tmp_path, "cfg.py") as editor:
+        editor.type("<Esc>:DslparWorld 8,12<CR>")
+        editor.wait(lambda: "(with 12 ranks)" in str(editor.lua("vim.diagnostic.get(0)")), "finding for 12 ranks")
+        assert editor.text == TEXT.replace("world-size=8", "world-size=8,12")
+        editor.type("gg")
+        assert "dslpar: lint for 16 ranks" in editor.act("dslpar: lint for 16 ranks")
+        assert editor.text == TEXT.replace("world-size=8", "world-size=16")

@@ -314,6 +314,17 @@ def test_folds_and_the_action_that_explains_a_rule(tmp_path: Path) -> None:
     in_editor(tmp_path, use)
 
 
+def test_sizes_are_sorted_as_numbers(tmp_path: Path) -> None:
+    async def use(editor: Editor) -> None:
+        await editor.write("cfg.py", TEXT.replace("world-size=8", "world-size=32").replace("size=2, ", "size="))
+        made = await editor.client.text_document_completion_async(types.CompletionParams(**editor.at("cfg.py", 1, 45)))
+        assert isinstance(made, types.CompletionList)
+        items = sorted(made.items, key=lambda item: item.sort_text or "")
+        assert [each.label for each in items] == ["1", "2", "4", "8", "16", "32"]
+
+    in_editor(tmp_path, use)
+
+
 def test_settings_devices_and_paths_are_completed(tmp_path: Path) -> None:
     async def use(editor: Editor) -> None:
         async def labels(text: str) -> list[str]:
