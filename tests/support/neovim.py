@@ -93,7 +93,10 @@ class Neovim:
         self.type("<C-x><C-o>")
         self.wait(lambda: self._items(), f"items that complete to {item!r}")
         words = self._items()
-        at = next(index for index, word in enumerate(words) if word.startswith(item))
+        # Neovim 0.11 lists labels, and inserts the text afterwards.
+        labels = [index for index, word in enumerate(words) if word and item.strip("'").startswith(word)]
+        at = next((index for index, word in enumerate(words) if word.startswith(item)), next(iter(labels), None))
+        assert at is not None, f"no {item!r} among {words}"
         selected = self.lua("vim.fn.complete_info({'selected'}).selected")
         self.type("<C-n>" * (at - selected))
         if moment:
