@@ -36,7 +36,7 @@ class Settings(NamedTuple):
     device: str = ""
     project: Project | None = None
     is_claimed: bool = False
-    """The file says in such a comment that it is a config, whatever it has so far."""
+    """The file in such a comment, or a pattern of its project, says that it is a config, whatever it has so far."""
     mistakes: tuple[Finding, ...] = ()
     """In the comment."""
 
@@ -51,7 +51,8 @@ def settings_of(path: str, text: str) -> Settings:
     if project is not None:
         _check(project)
     size = project.world_size_of(path) if project is not None else None
-    found = Settings((size,), project.device if project is not None else "", project)
+    is_claimed = project is not None and project.claims(path)
+    found = Settings((size,), project.device if project is not None else "", project, is_claimed)
     return _settings_in(path, text, found)
 
 
