@@ -29,6 +29,7 @@ from dslpar.lsp.hover import explanation_at, key_at
 from dslpar.lsp.layouts import layouts, place_of
 from dslpar.lsp.lines import lines_of
 from dslpar.lsp.names import Names, RefusedError, Symbol, foldable
+from dslpar.lsp.outline import Entry, outline
 from dslpar.lsp.quick_fixes import quick_fixes
 from dslpar.lsp.settings import worlds_of
 from dslpar.lsp.world_size import offered, with_world_size
@@ -538,20 +539,15 @@ def symbols(ls: ConfigServer, params: types.DocumentSymbolParams) -> list[types.
     if made is None:
         return []
     document = ls.workspace.get_text_document(params.text_document.uri)
+    return [_symbol(ls, document, each) for each in outline(made)]
 
-    def of(node: object) -> Iterator[types.DocumentSymbol]:
-        for name, child in getattr(node, "value", {}).items():
-            at, key = child.location, child.key_location
-            if key is None or key.path != made.path or at.path != made.path:
-                continue
-            whole = Location(made.path, key.line, key.column, at.end_line, at.end_column)
-            nested = list(of(child)) if child.is_mapping else []
-            kind = types.SymbolKind.Module if child.is_mapping else types.SymbolKind.Property
-            yield types.DocumentSymbol(
-                str(name), kind, ls.range(document, whole), ls.range(document, key), children=nested
-            )
 
-    return list(of(made.config.root))
+def _symbol(ls: ConfigServer, document: TextDocument, entry: Entry) -> types.DocumentSymbol:
+    kind = types.SymbolKind.Module if entry.is_section else types.SymbolKind.Property
+    whole, key = ls.range(document, entry.whole), ls.range(document, entry.key)
+    return types.DocumentSymbol(
+        entry.name, kind, whole, key, children=[_symbol(ls, document, each) for each in entry.children]
+    )
 
 
 def start() -> None:
