@@ -430,10 +430,16 @@ def _is_asked(action: types.CodeAction, only: Sequence[types.CodeActionKind | st
 
 
 def _at(ls: ConfigServer, document: TextDocument, made: Analysis, cursor: types.Range) -> list[Shown]:
-    """Return the findings at the cursor or selection; those of its lines if there is none."""
+    """Return the findings at the cursor or selection; those of its lines if there is none.
+
+    On the name of a key, these are the findings about its value too.
+    """
     ranges = {each: ls.range(document, each.finding.location) for each in _own(made)}
     lines = types.Range(types.Position(cursor.start.line, 0), types.Position(cursor.end.line + 1, 0))
-    found = [each for each, at in ranges.items() if _overlap(at, cursor)]
+    key = key_at(made, *ls.character(document, cursor.start)) if cursor.start == cursor.end else None
+    is_value = key is not None and not key.node.is_mapping and key.node.location.path == made.path
+    value = ls.range(document, key.node.location) if key is not None and is_value else cursor
+    found = [each for each, at in ranges.items() if _overlap(at, cursor) or _overlap(at, value)]
     return found or [each for each, at in ranges.items() if _overlap(at, lines) and at.start.line <= cursor.end.line]
 
 
@@ -506,9 +512,14 @@ def folding_ranges(ls: ConfigServer, params: types.FoldingRangeParams) -> list[t
 
 @server.command(EXPLAIN)
 async def explain_rule(ls: ConfigServer, code: str) -> bool:
-    """Open the page of a rule in the editor."""
+    """Open the page of a rule in the editor; an editor that opens none is told where the page is."""
     url = url_of(code)
     if not url:
+        return False
+    window = ls.client_capabilities.window
+    if window is None or window.show_document is None or not window.show_document.support:
+        message = f"`dslpar explain {code}` prints this page: {url}"
+        ls.window_show_message(types.ShowMessageParams(types.MessageType.Info, message))
         return False
     shown = await ls.window_show_document_async(types.ShowDocumentParams(uri=url, external=url.startswith("http")))
     return shown.success
