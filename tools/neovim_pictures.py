@@ -63,7 +63,7 @@ def _hints(folder: Path) -> dict[str, str]:
     terminal = Terminal(ROWS, COLUMNS)
     with neovim(folder, "cfg.py", terminal, LINES + COLOURS):
         terminal.wait("1 x 8 x 4")
-        made = svg(terminal.screen, "Neovim: hints", "Values that follow from the config, behind the values that it has")
+        made = svg(terminal.screen, "Neovim: hints", "Values that follow from the config, behind those that it has")
     return {"hints.svg": made}
 
 

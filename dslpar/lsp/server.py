@@ -512,7 +512,7 @@ def folding_ranges(ls: ConfigServer, params: types.FoldingRangeParams) -> list[t
 
 @server.command(EXPLAIN)
 async def explain_rule(ls: ConfigServer, code: str) -> bool:
-    """Open the page of a rule in the editor; an editor that opens none is told where the page is."""
+    """Open the page of a rule in the editor; one that opens no pages gets a message with the address."""
     url = url_of(code)
     if not url:
         return False

@@ -77,7 +77,7 @@ def _settings_in(path: str, text: str, found: Settings) -> Settings:
 
 
 def words_of(path: str, text: str) -> Iterator[tuple[str, Location]]:
-    """Yield the words of all comments of settings that a text begins with, such as `world-size=8`, with their places."""
+    """Yield the words of the comments of settings that a text begins with, such as `world-size=8`, and their places."""
     for number, line in enumerate(lines_of(text), 1):
         if line.strip() and not line.startswith("#"):
             return

@@ -6,7 +6,7 @@ with neovim(folder, "cfg.py") as editor:
     editor.type("Gozero = dict(")
     editor.complete("stage=")                   # Ctrl-X Ctrl-O, and the item that begins so
 
-It has no screen, unless it gets a terminal; then the menus are Neovim's own, and `moment` is called while they are open.
+It has no screen, unless it gets a terminal: then menus are Neovim's own, and `moment` is called while they are open.
 """
 
 from __future__ import annotations

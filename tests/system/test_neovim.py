@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from dslpar.cli.main import main
 from dslpar.linter import check
 from tests.support import neovim_session
 from tests.support.neovim import LACKS, NVIM, neovim
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.skipif(NVIM is None, reason=LACKS),
@@ -66,3 +68,33 @@ def test_the_number_of_ranks_is_set_by_a_command(tmp_path: Path) -> None:
         editor.type("gg")
         assert "dslpar: lint for 16 ranks" in editor.act("dslpar: lint for 16 ranks")
         assert editor.text == TEXT.replace("world-size=8", "world-size=16")
+
+
+def test_the_first_five_minutes_of_the_page(tmp_path: Path) -> None:
+    """Write what docs/editors.md asks a newcomer to write; the editor shows what the page says."""
+    page = (ROOT / "docs" / "editors.md").read_text(encoding="utf-8")
+    steps = page.partition("## The first five minutes")[2].partition("\n## ")[0]
+    comment, parallel, model, batch = (
+        next(code for code in re.findall(r"`([^`]+)`", steps) if code.startswith(begin))
+        for begin in ("# dslpar", "parallel = ", "model = ", "batch = ")
+    )
+    path = tmp_path / "cfg.py"
+    with neovim(tmp_path, "cfg.py") as editor:
+        editor.type(f"i{comment}<Esc>")
+        editor.wait(lambda: ("CFG107", 1) in editor.diagnostics(), "finding that there is no model")
+        editor.type(f"o<Esc>S{parallel}")
+        editor.complete("4")
+        editor.type(f"))<Esc>o{model}<Esc>")
+        editor.wait(lambda: ("TEN201", 3) in editor.diagnostics(), "finding about 30 heads")
+        assert [code for code, _ in editor.diagnostics()].count("CFG104") == 3, "missing keys"
+        editor.type("/num_heads<CR>")
+        titles = editor.act("num_heads=32 (TEN201)")
+        assert titles[:2] == ["num_heads=16 (TEN201)", "num_heads=32 (TEN201)"]
+        editor.type("$i")
+        for key, number in (("num_layers=", 32), ("max_seq_len=", 4096), ("vocab_size=", 32000)):
+            editor.type(", ")
+            editor.complete(key)
+            editor.type(str(number))
+        editor.type(f"<Esc>o{batch}<Esc>:w<CR>")
+        editor.wait(lambda: "a step" in str(editor.lua("vim.lsp.codelens.get(0)")), "layout above parallel")
+    assert check.lint(check.load(str(path)), 64) == []

@@ -27,7 +27,9 @@ RECORDED = (0, 7)
 def test_the_session_draws_these_screens_again() -> None:
     if version() != RECORDED:
         pytest.skip(f"the pictures are of Neovim {RECORDED}")
-    ran = subprocess.run([sys.executable, "tools/neovim_pictures.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "tools/neovim_pictures.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -43,7 +45,14 @@ def test_a_picture_is_small_and_needs_nothing_else(name: str) -> None:
     assert "href" not in text
     assert "url(" not in text
     root = ElementTree.fromstring(text)
-    assert {element.tag.rpartition("}")[2] for element in root.iter()} == {"svg", "title", "desc", "style", "rect", "text"}
+    assert {element.tag.rpartition("}")[2] for element in root.iter()} == {
+        "svg",
+        "title",
+        "desc",
+        "style",
+        "rect",
+        "text",
+    }
 
 
 @pytest.mark.skipif(find_spec("pyte") is None, reason="pyte is not installed (extra docs)")
@@ -74,7 +83,7 @@ def test_a_screen_as_svg(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'fill="var(--paper)">back</text>' in text
     assert f'<rect x="{12 + 2 * WIDTH:g}" y="{12 + 2 * HEIGHT}" width="{WIDTH:g}"' in text, "the cursor"
     assert "a &lt;b&gt;" in text
-    assert "<desc id=\"description\">a &amp; b</desc>" in text
+    assert '<desc id="description">a &amp; b</desc>' in text
     assert "--red:#b3261e" in text
     assert "--red:#ff8f85" in text
     assert "--green" not in text

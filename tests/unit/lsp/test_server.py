@@ -315,7 +315,7 @@ def test_folds_and_the_action_that_explains_a_rule(tmp_path: Path) -> None:
     in_editor(tmp_path, use, types.ClientCapabilities(window=window))
 
 
-def test_an_editor_that_opens_no_pages_is_told_where_it_is(tmp_path: Path) -> None:
+def test_an_editor_that_opens_no_pages_gets_the_address(tmp_path: Path) -> None:
     async def use(editor: Editor) -> None:
         shown: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

@@ -1,9 +1,8 @@
-"""The number of ranks is written into a config by an action and by a command of the editor."""
+"""The number of ranks is written into the comment of settings."""
 
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ batch = dict(global_size=64, micro_size=2)
         ("# mine\n\n# dslpar: device=h100-80g\n", "# mine\n\n# dslpar: world-size=64 device=h100-80g\n"),
         ("# dslpar: world-size=8\n# dslpar: world-size=16\n", "# dslpar: world-size=8\n# dslpar: world-size=64\n"),
         ("# dslpar: world-size=\n", "# dslpar: world-size=64\n"),
-        ("#!/usr/bin/python\n# coding: utf-8\nx = 1\n", "#!/usr/bin/python\n# coding: utf-8\n# dslpar: world-size=64\nx = 1\n"),
+        ("#!/bin/sh\n# coding: utf-8\nx = 1\n", "#!/bin/sh\n# coding: utf-8\n# dslpar: world-size=64\nx = 1\n"),
         ("# dslpar: ignore-file[PERF101] why\n", "# dslpar: world-size=64\n# dslpar: ignore-file[PERF101] why\n"),
         ("x = 1\r\n", "# dslpar: world-size=64\r\nx = 1\r\n"),
         ("x = 1\n# dslpar: world-size=8\n", "# dslpar: world-size=64\nx = 1\n# dslpar: world-size=8\n"),
@@ -68,67 +67,3 @@ def test_the_size_of_the_project_comes_first(tmp_path: Path) -> None:
 
 def test_an_empty_file_is_offered_nodes(tmp_path: Path) -> None:
     assert offered_for(tmp_path, "") == ["8", "16", "32", "64"]
-
-
-if find_spec("pygls") is None:
-    pytest.skip("pygls is not installed (extra lsp)", allow_module_level=True)
-
-from lsprotocol import types
-
-from tests.unit.lsp.test_server import YAML, Editor, in_editor
-
-
-async def titles(editor: Editor, name: str, line: int) -> list[str]:
-    document = types.TextDocumentIdentifier(editor.uri(name))
-    at = types.Range(types.Position(line, 0), types.Position(line, 0))
-    context = types.CodeActionContext([], only=[types.CodeActionKind.RefactorRewrite])
-    actions = await editor.client.text_document_code_action_async(types.CodeActionParams(document, at, context))
-    return [each.title for each in actions or ()]
-
-
-def test_actions_on_the_first_line(tmp_path: Path) -> None:
-    async def use(editor: Editor) -> None:
-        await editor.write("cfg.py", CONFIG)
-        assert "dslpar: lint for 16 ranks" in await titles(editor, "cfg.py", 0)
-        assert await titles(editor, "cfg.py", 1) == []
-        await editor.write("cfg.py", "# dslpar: world-size=16\n" + CONFIG)
-        assert "dslpar: lint for 64 ranks" in await titles(editor, "cfg.py", 0)
-        await editor.write("new.py", "")
-        assert await titles(editor, "new.py", 0) == [f"dslpar: lint for {size} ranks" for size in (8, 16, 32, 64)]
-        await editor.write("program.py", "import os\n")
-        assert await titles(editor, "program.py", 0) == [], "other Python files get no actions"
-
-    in_editor(tmp_path, use)
-
-
-@pytest.mark.parametrize(("name", "text"), [("cfg.py", CONFIG), ("cfg.yaml", YAML)])
-def test_the_command(tmp_path: Path, name: str, text: str) -> None:
-    async def use(editor: Editor) -> None:
-        edits: list[types.TextEdit] = []
-
-        @editor.client.feature(types.WORKSPACE_APPLY_EDIT)
-        def apply_edit(params: types.ApplyWorkspaceEditParams) -> types.ApplyWorkspaceEditResult:
-            for each in (params.edit.changes or {})[editor.uri(name)]:
-                assert isinstance(each, types.TextEdit)
-                edits.append(each)
-            return types.ApplyWorkspaceEditResult(True)
-
-        async def command(*arguments: str) -> object:
-            params = types.ExecuteCommandParams("dslpar.setWorld", arguments=list(arguments))
-            return await editor.client.workspace_execute_command_async(params)
-
-        provider = editor.capabilities.execute_command_provider
-        assert provider is not None
-        assert "dslpar.setWorld" in provider.commands
-        await editor.write(name, text)
-        assert await command(editor.uri(name), "8,64") is True
-        (edit,) = edits
-        assert edit.range.start == types.Position(0, 0 if name == "cfg.py" else 10)
-        assert edit.new_text == ("# dslpar: world-size=8,64\n" if name == "cfg.py" else "world-size=8,64")
-        for sizes in ("0", "many", "8, 64"):
-            with pytest.raises(Exception, match="world-size is one or several numbers of ranks"):
-                await command(editor.uri(name), sizes)
-        with pytest.raises(Exception, match="is not open"):
-            await command(editor.uri("other.py"), "8")
-
-    in_editor(tmp_path, use)
