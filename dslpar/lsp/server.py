@@ -530,7 +530,7 @@ async def set_world(ls: ConfigServer, uri: str, sizes: str) -> bool:
     """Write the number of ranks, or several, into the comment of settings; return whether the editor did."""
     worlds = worlds_of(sizes)
     if isinstance(worlds, str):
-        raise JsonRpcException(f"world-size is {sizes!r}; {worlds}", types.ErrorCodes.InvalidParams)
+        raise JsonRpcException(f"{sizes!r}: {worlds}", types.ErrorCodes.InvalidParams)
     made = ls.analysis(uri)
     if made is None:
         raise JsonRpcException(f"{uri} is not open, or neither Python nor YAML", types.LSPErrorCodes.RequestFailed)
