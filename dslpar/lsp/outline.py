@@ -36,5 +36,8 @@ def _entries(node: Node, path: str) -> Iterator[Entry]:
         at, key = child.location, child.key_location
         if key is None or key.path != path or at.path != path:
             continue
-        whole = Location(path, key.line, key.column, at.end_line, at.end_column)
+        # A value that a variable holds was written above its key. VS Code refuses a symbol that does not contain its
+        # key, and with it the whole list.
+        end = max((key.end_line, key.end_column), (at.end_line, at.end_column))
+        whole = Location(path, key.line, key.column, *end)
         yield Entry(str(name), key, whole, child.is_mapping, tuple(_entries(child, path)))

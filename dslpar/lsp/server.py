@@ -55,15 +55,13 @@ _ACTIONS = [
     types.CodeActionKind.SourceFixAll,
     types.CodeActionKind.RefactorRewrite,
 ]
-SET_WORLD = "dslpar.setWorld"
-"""Command that writes the number of ranks into a config: its URI, and the number, or several such as "8,64"."""
 EXPLAIN = "dslpar.explainRule"
 """Command that opens a rule's page; its argument is the code."""
+SET_WORLD = "dslpar.setWorld"
+"""Command that writes the number of ranks into a config: its URI, and the number, or several such as "8,64"."""
 _CONFIG = (".py", ".yaml", ".yml")
 _WATCHED = ("**/*.{py,yaml,yml,json}", "**/pyproject.toml")
 """Files that a config, or the settings of one, may come from."""
-_DIGITS = 10
-"""Of the largest number of ranks."""
 _PAUSE_S = 0.01
 """Changes that come faster are linted once: an editor sends those of an undone macro, or of a slow lint, at once."""
 
@@ -286,17 +284,17 @@ def complete(ls: ConfigServer, params: types.CompletionParams) -> types.Completi
         rest, is_assigned = rest_at(text, line, column, place)
         word, items = place.word.rpartition("\n")[2], completions(made, place, ls.texts, is_assigned)
     at = ls.range(document, Location(made.path, line, column - len(word), line, column + rest))
-    return types.CompletionList(is_incomplete=False, items=[_completion(item, at) for item in items])
+    return types.CompletionList(is_incomplete=False, items=[_completion(*each, at) for each in enumerate(items)])
 
 
-def _completion(item: Item, at: types.Range) -> types.CompletionItem:
+def _completion(number: int, item: Item, at: types.Range) -> types.CompletionItem:
     return types.CompletionItem(
         label=item.label,
         kind=_KINDS[item.kind],
         detail=item.detail or None,
         documentation=item.help or None,
-        # Editors compare texts: 16 would come before 2.
-        sort_text=f"{item.rank}{item.label.zfill(_DIGITS) if item.label.isdecimal() else item.label}",
+        # The order of the reference; by their labels, 16 would come before 2.
+        sort_text=f"{item.rank}{number:05}",
         filter_text=item.label,
         insert_text_format=types.InsertTextFormat.Snippet,
         text_edit=types.TextEdit(
@@ -430,12 +428,10 @@ def _is_asked(action: types.CodeAction, only: Sequence[types.CodeActionKind | st
 
 
 def _at(ls: ConfigServer, document: TextDocument, made: Analysis, cursor: types.Range) -> list[Shown]:
-    """Return the findings at the cursor or selection; those of its lines if there is none.
-
-    On the name of a key, these are the findings about its value too.
-    """
+    """Return the findings at the cursor or selection; those of its lines if there is none."""
     ranges = {each: ls.range(document, each.finding.location) for each in _own(made)}
     lines = types.Range(types.Position(cursor.start.line, 0), types.Position(cursor.end.line + 1, 0))
+    # On the name of a key, the findings about its value too.
     key = key_at(made, *ls.character(document, cursor.start)) if cursor.start == cursor.end else None
     is_value = key is not None and not key.node.is_mapping and key.node.location.path == made.path
     value = ls.range(document, key.node.location) if key is not None and is_value else cursor
