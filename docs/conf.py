@@ -18,7 +18,8 @@ from dslpar import __version__  # noqa: E402
 project, author, version = "dslpar", "the authors of dslpar", __version__
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["README.md", "docs/*.md", "docs/*/*.md", "layers/README.md", "tests/README.md"]
+_OTHERS = ["layers/README.md", "tests/README.md", "editors/*.md", "editors/vscode/README.md"]
+include_patterns = ["README.md", "docs/*.md", "docs/*/*.md", *_OTHERS]
 html_theme = "furo"
 html_title = f"dslpar {version}"
 html_show_sphinx = False

@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from editor_transcripts import transcripts
+
 from dslpar.lsp.analysis import Analysis, analysed
 from dslpar.lsp.completion import completions
 from dslpar.lsp.cursor import place_at
@@ -59,6 +61,7 @@ def _parts(path: str) -> Iterator[str]:
     ends = [f"{_line(legal, each.at.end_line)[: each.at.end_column - 1]}  [{each.text}]" for each in hints(legal)]
     yield from _shown("The line above `parallel`, and hints behind values", "", [lens[1], *ends])
     yield from _shown("Layouts, on `parallel`", begin, [fix.title for fix in layouts(legal, {path: _LEGAL})])
+    yield from transcripts()
     yield from _renamed(path)
 
 

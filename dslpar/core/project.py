@@ -4,6 +4,7 @@
     select = ["CFG", "TEN"]                      # as the flags of `dslpar lint`
     ignore = ["PERF104"]
     exclude = ["experiments/old", "scratch_*.py"]
+    configs = ["configs/*"]                      # files that are configs in an editor, whatever they define so far
     world-size = 64                              # or by path: {"configs/small/*" = 8, "*" = 64}
     trusted = ["my_pkg"]                         # packages that configs may call: dslpar.core.trust
 
@@ -49,6 +50,8 @@ class Project(NamedTuple):
     """Codes that are not reported for files, by path pattern."""
     exclude: tuple[str, ...] = ()
     """Patterns of files and folders that are not configs."""
+    configs: tuple[str, ...] = ()
+    """Patterns of files that are configs in an editor, even if they define no section yet."""
     world_size: Mapping[str, int] = {}
     """Number of ranks by path pattern."""
     device: str = ""
@@ -59,6 +62,10 @@ class Project(NamedTuple):
     def excludes(self, path: str) -> bool:
         """Return whether the project excludes a file or folder."""
         return matches(path, self.exclude, self.path)
+
+    def claims(self, path: str) -> bool:
+        """Return whether the project says that a file is a config."""
+        return matches(path, self.configs, self.path)
 
     def ignored_in(self, path: str) -> list[str]:
         """Return the codes that per-file-ignores lists for a file."""
@@ -167,7 +174,7 @@ def _parse(text: str, path: str) -> dict[str, Any]:
 
 def _project(table: Mapping[str, Any], path: str) -> Project:
     values: dict[str, Any] = {key.replace("-", "_"): value for key, value in table.items()}
-    for key in ("select", "ignore", "exclude", "trusted"):
+    for key in ("select", "ignore", "exclude", "configs", "trusted"):
         values[key] = tuple(values.get(key, ()))
     if isinstance(values.get("world_size"), int):
         values["world_size"] = {"*": values["world_size"]}
@@ -198,6 +205,7 @@ _KINDS = {
         'a table of patterns and codes, such as {"configs/debug_*.py" = ["PERF"]}',
     ),
     "exclude": (_is_strings, 'a list of patterns, such as ["experiments/old"]'),
+    "configs": (_is_strings, 'a list of patterns, such as ["configs/*"]'),
     "world-size": (
         lambda value: _is_count(value) or (isinstance(value, dict) and all(map(_is_count, value.values()))),
         'a number of ranks, or a table of patterns and numbers, such as {"configs/big/*" = 64}',

@@ -38,12 +38,18 @@ def hints(analysis: Analysis) -> list[Hint]:
 
 
 def summary(analysis: Analysis) -> tuple[Location, str] | None:
-    """Return the place of `parallel`, and a line about its layout in each world."""
+    """Return the place of `parallel`, and a line about its layout in each world; None if no world is known."""
     place = _place(analysis, "parallel")
     if place is None:
         return None
-    texts = [_layout(analysis, job) for world in analysis.checked if (job := analysis.job(world)) is not None]
+    texts = [_of_world(analysis, world) for world in analysis.checked if world is not None]
     return (place, " | ".join(texts)) if texts else None
+
+
+def _of_world(analysis: Analysis, world: int) -> str:
+    job = analysis.job(world)
+    # Said, since Neovim 0.7 goes on to show the line that it had when there is none any more.
+    return f"{world} ranks: no layout while the config has errors" if job is None else _layout(analysis, job)
 
 
 def _forecast(analysis: Analysis, job: Job) -> Forecast | None:

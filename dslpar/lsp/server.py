@@ -30,7 +30,11 @@ from dslpar.lsp.hover import explanation_at, key_at
 from dslpar.lsp.layouts import layouts, place_of
 from dslpar.lsp.lines import lines_of
 from dslpar.lsp.names import Names, RefusedError, Symbol, foldable
+from dslpar.lsp.outline import Entry, outline
 from dslpar.lsp.quick_fixes import quick_fixes
+from dslpar.lsp.settings import worlds_of
+from dslpar.lsp.world_size import offered, with_world_size
+from dslpar.lsp.world_size import place_of as place_of_worlds
 
 _SEVERITIES = {
     "error": types.DiagnosticSeverity.Error,
@@ -54,6 +58,8 @@ _ACTIONS = [
 ]
 EXPLAIN = "dslpar.explainRule"
 """Command that opens a rule's page; its argument is the code."""
+SET_WORLD = "dslpar.setWorld"
+"""Command that writes the number of ranks into a config: its URI, and the number, or several such as "8,64"."""
 _CONFIG = (".py", ".yaml", ".yml")
 _WATCHED = ("**/*.{py,yaml,yml,json}", "**/pyproject.toml")
 """Files that a config, or the settings of one, may come from."""
@@ -283,16 +289,17 @@ def complete(ls: ConfigServer, params: types.CompletionParams) -> types.Completi
         rest, is_assigned = rest_at(text, line, column, place)
         word, items = place.word.rpartition("\n")[2], completions(made, place, ls.texts, is_assigned)
     at = ls.range(document, Location(made.path, line, column - len(word), line, column + rest))
-    return types.CompletionList(is_incomplete=False, items=[_completion(item, at) for item in items])
+    return types.CompletionList(is_incomplete=False, items=[_completion(*each, at) for each in enumerate(items)])
 
 
-def _completion(item: Item, at: types.Range) -> types.CompletionItem:
+def _completion(number: int, item: Item, at: types.Range) -> types.CompletionItem:
     return types.CompletionItem(
         label=item.label,
         kind=_KINDS[item.kind],
         detail=item.detail or None,
         documentation=item.help or None,
-        sort_text=f"{item.rank}{item.label}",
+        # The order of the reference; by their labels, 16 would come before 2.
+        sort_text=f"{item.rank}{number:05}",
         filter_text=item.label,
         insert_text_format=types.InsertTextFormat.Snippet,
         text_edit=types.TextEdit(
@@ -344,9 +351,35 @@ def code_lens(ls: ConfigServer, params: types.CodeLensParams) -> list[types.Code
 def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types.CodeAction]:
     """Offer the fixes of the findings at the cursor, all fixes of the file, and on `parallel` other layouts."""
     uri = params.text_document.uri
-    made = ls.config(uri)
+    made = ls.analysis(uri)
     if made is None:
         return []
+    actions = _config_actions(ls, made, params) if made.is_config else []
+    # An empty file may become a config; other files that are none get no actions.
+    if made.is_config or not made.text.strip():
+        actions += _world_actions(ls, made, params)
+    return [action for action in actions if _is_asked(action, params.context.only)]
+
+
+def _world_actions(ls: ConfigServer, made: Analysis, params: types.CodeActionParams) -> list[types.CodeAction]:
+    """Offer numbers of ranks where the cursor is on the comment of settings, or on the first line."""
+    uri = params.text_document.uri
+    document = ls.workspace.get_text_document(uri)
+    place = ls.range(document, place_of_worlds(made.path, made.text))
+    if params.range.start.line < place.start.line or params.range.end.line > place.end.line:
+        return []
+    return [
+        types.CodeAction(
+            f"dslpar: lint for {size} ranks",
+            types.CodeActionKind.RefactorRewrite,
+            edit=types.WorkspaceEdit({uri: [ls.edit(document, with_world_size(made.path, made.text, size))]}),
+        )
+        for size in offered(made)
+    ]
+
+
+def _config_actions(ls: ConfigServer, made: Analysis, params: types.CodeActionParams) -> list[types.CodeAction]:
+    uri = params.text_document.uri
     document = ls.workspace.get_text_document(uri)
     texts = ls.texts
     actions = [
@@ -390,7 +423,7 @@ def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types
             )
             for fix in layouts(made, texts)
         ]
-    return [action for action in actions if _is_asked(action, params.context.only)]
+    return actions
 
 
 def _is_asked(action: types.CodeAction, only: Sequence[types.CodeActionKind | str] | None) -> bool:
@@ -403,7 +436,11 @@ def _at(ls: ConfigServer, document: TextDocument, made: Analysis, cursor: types.
     """Return the findings at the cursor or selection; those of its lines if there is none."""
     ranges = {each: ls.range(document, each.finding.location) for each in _own(made)}
     lines = types.Range(types.Position(cursor.start.line, 0), types.Position(cursor.end.line + 1, 0))
-    found = [each for each, at in ranges.items() if _overlap(at, cursor)]
+    # On the name of a key, the findings about its value too.
+    key = key_at(made, *ls.character(document, cursor.start)) if cursor.start == cursor.end else None
+    is_value = key is not None and not key.node.is_mapping and key.node.location.path == made.path
+    value = ls.range(document, key.node.location) if key is not None and is_value else cursor
+    found = [each for each, at in ranges.items() if _overlap(at, cursor) or _overlap(at, value)]
     return found or [each for each, at in ranges.items() if _overlap(at, lines) and at.start.line <= cursor.end.line]
 
 
@@ -476,12 +513,35 @@ def folding_ranges(ls: ConfigServer, params: types.FoldingRangeParams) -> list[t
 
 @server.command(EXPLAIN)
 async def explain_rule(ls: ConfigServer, code: str) -> bool:
-    """Open the page of a rule in the editor."""
+    """Open the page of a rule in the editor; one that opens no pages gets a message with the address."""
     url = url_of(code)
     if not url:
         return False
+    window = ls.client_capabilities.window
+    if window is None or window.show_document is None or not window.show_document.support:
+        message = f"`dslpar explain {code}` prints this page: {url}"
+        ls.window_show_message(types.ShowMessageParams(types.MessageType.Info, message))
+        return False
     shown = await ls.window_show_document_async(types.ShowDocumentParams(uri=url, external=url.startswith("http")))
     return shown.success
+
+
+@server.command(SET_WORLD)
+async def set_world(ls: ConfigServer, uri: str, sizes: str) -> bool:
+    """Write the number of ranks, or several, into the comment of settings; return whether the editor did."""
+    worlds = worlds_of(sizes)
+    if isinstance(worlds, str):
+        raise JsonRpcException(f"{sizes!r}: {worlds}", types.ErrorCodes.InvalidParams)
+    made = ls.analysis(uri)
+    if made is None:
+        raise JsonRpcException(f"{uri} is not open, or neither Python nor YAML", types.LSPErrorCodes.RequestFailed)
+    document = ls.workspace.get_text_document(uri)
+    edit = ls.edit(document, with_world_size(made.path, made.text, sizes))
+    label = f"dslpar: lint for {sizes} ranks"
+    applied = await ls.workspace_apply_edit_async(
+        types.ApplyWorkspaceEditParams(types.WorkspaceEdit({uri: [edit]}), label=label)
+    )
+    return applied.applied
 
 
 @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
@@ -491,20 +551,15 @@ def symbols(ls: ConfigServer, params: types.DocumentSymbolParams) -> list[types.
     if made is None:
         return []
     document = ls.workspace.get_text_document(params.text_document.uri)
+    return [_symbol(ls, document, each) for each in outline(made)]
 
-    def of(node: object) -> Iterator[types.DocumentSymbol]:
-        for name, child in getattr(node, "value", {}).items():
-            at, key = child.location, child.key_location
-            if key is None or key.path != made.path or at.path != made.path:
-                continue
-            whole = Location(made.path, key.line, key.column, at.end_line, at.end_column)
-            nested = list(of(child)) if child.is_mapping else []
-            kind = types.SymbolKind.Module if child.is_mapping else types.SymbolKind.Property
-            yield types.DocumentSymbol(
-                str(name), kind, ls.range(document, whole), ls.range(document, key), children=nested
-            )
 
-    return list(of(made.config.root))
+def _symbol(ls: ConfigServer, document: TextDocument, entry: Entry) -> types.DocumentSymbol:
+    kind = types.SymbolKind.Module if entry.is_section else types.SymbolKind.Property
+    whole, key = ls.range(document, entry.whole), ls.range(document, entry.key)
+    return types.DocumentSymbol(
+        entry.name, kind, whole, key, children=[_symbol(ls, document, each) for each in entry.children]
+    )
 
 
 def start() -> None:

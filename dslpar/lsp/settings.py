@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from dslpar.core.catalog import finding
@@ -36,7 +36,7 @@ class Settings(NamedTuple):
     device: str = ""
     project: Project | None = None
     is_claimed: bool = False
-    """The file says in such a comment that it is a config, whatever it has so far."""
+    """The file in such a comment, or a pattern of its project, says that it is a config, whatever it has so far."""
     mistakes: tuple[Finding, ...] = ()
     """In the comment."""
 
@@ -51,7 +51,8 @@ def settings_of(path: str, text: str) -> Settings:
     if project is not None:
         _check(project)
     size = project.world_size_of(path) if project is not None else None
-    found = Settings((size,), project.device if project is not None else "", project)
+    is_claimed = project is not None and project.claims(path)
+    found = Settings((size,), project.device if project is not None else "", project, is_claimed)
     return _settings_in(path, text, found)
 
 
@@ -70,14 +71,19 @@ def _check(project: Project) -> None:
 
 def _settings_in(path: str, text: str, found: Settings) -> Settings:
     """Return settings, with those of a file's comment."""
+    for word, at in words_of(path, text):
+        found = _with(found, word, at)
+    return found
+
+
+def words_of(path: str, text: str) -> Iterator[tuple[str, Location]]:
+    """Yield the words of the comments of settings that a text begins with, such as `world-size=8`, and their places."""
     for number, line in enumerate(lines_of(text), 1):
         if line.strip() and not line.startswith("#"):
-            break
+            return
         if match := _COMMENT.match(line):
             for word in _WORD.finditer(line, *match.span("settings")):
-                at = Location(path, number, word.start() + 1, number, word.end() + 1)
-                found = _with(found, word[0], at)
-    return found
+                yield word[0], Location(path, number, word.start() + 1, number, word.end() + 1)
 
 
 def settings_or_none(path: str, text: str) -> tuple[Settings, DslparError | None]:
@@ -110,11 +116,17 @@ def _with(settings: Settings, word: str, at: Location) -> Settings:
 _MOST_SHOWN = 40
 
 
-def _with_sizes(settings: Settings, value: str) -> Settings | str:
-    sizes = [int(size) if _is_size(size) else None for size in value.split(",")]
-    if None in sizes:
+def worlds_of(value: str) -> tuple[int, ...] | str:
+    """Return the numbers of ranks that a setting such as "8,64" gives, each once; the help if it is invalid."""
+    sizes = value.split(",")
+    if not all(map(_is_size, sizes)):
         return f"world-size is one or several numbers of ranks, from 1 and below {_MOST_RANKS}: world-size=8,64"
-    return settings._replace(worlds=tuple(dict.fromkeys(sizes)))
+    return tuple(dict.fromkeys(map(int, sizes)))
+
+
+def _with_sizes(settings: Settings, value: str) -> Settings | str:
+    worlds = worlds_of(value)
+    return worlds if isinstance(worlds, str) else settings._replace(worlds=worlds)
 
 
 def _is_size(text: str) -> bool:

@@ -21,3 +21,11 @@
 (eglot--signal-textDocument/didChange)
 (wait-for "file without findings" (lambda () (flymake-start) (null (flymake-diagnostics))))
 (save-buffer)
+
+(setq eglot-confirm-server-initiated-edits nil)
+(dslpar-world "8,12")
+(eglot--signal-textDocument/didChange)
+(wait-for "finding for 12 ranks" (lambda () (flymake-start) (flymake-diagnostics)))
+(princ (format "%s\n" (flymake-diagnostic-text (car (flymake-diagnostics)))))
+(goto-char (point-min))
+(princ (buffer-substring (point) (line-end-position)))

@@ -37,10 +37,12 @@ PRODUCT = ("dslpar", "layers", "configs", "examples", "hostfiles", "train.py", "
 PAGES = (
     "docs",
     "editors/emacs.md",
+    "editors/helix.md",
     "editors/neovim.md",
     "editors/vscode/package-lock.json",
     "editors/vscode/package.json",
     "editors/vscode/src",
+    "editors/zed.md",
     "README.md",
     "Makefile",
     ".ci",

@@ -39,7 +39,7 @@ batch = dict(global_size=16, micro_size=2)
 """
 
 
-def test_a_finding_and_its_fix(tmp_path: Path) -> None:
+def test_a_finding_its_fix_and_the_number_of_ranks(tmp_path: Path) -> None:
     path = tmp_path / "cfg.py"
     path.write_text(TEXT.replace("hidden_size", "hiden_size"))
     server = tmp_path / "bin" / "dslpar"
@@ -56,3 +56,5 @@ def test_a_finding_and_its_fix(tmp_path: Path) -> None:
     assert "3 dslpar [CFG101]: unknown key 'hiden_size' in model" in ran.stdout
     assert '("did you mean \'hidden_size\'? (CFG101)" "dslpar: explain CFG101" "dslpar: fix all (1)")' in ran.stdout
     assert path.read_text() == TEXT
+    assert "(with 12 ranks)" in ran.stdout
+    assert ran.stdout.endswith("# dslpar: world-size=8,12")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from dslpar.cli.main import main
 from dslpar.linter import check
+from tests.support import neovim_session
 from tests.support.neovim import LACKS, NVIM, neovim
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.skipif(NVIM is None, reason=LACKS),
@@ -43,53 +47,54 @@ def test_findings_fixes_and_completion(tmp_path: Path) -> None:
     assert check.lint(check.load(str(path)), 8) == []
 
 
-def test_an_empty_file_becomes_a_legal_config_of_64_gpus(tmp_path: Path) -> None:
+def test_an_empty_file_becomes_a_legal_config_of_64_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Sections, keys and values are completed; the author types numbers alone, and the rest are fixes."""
     path = tmp_path / "cfg.py"
-    path.write_text("# dslpar: world-size=64 device=h100-80g\n")
-    with neovim(tmp_path, "cfg.py") as editor:
-        editor.type("Go<Esc>0Di")  # without the `#` with which Neovim goes on
-        editor.complete("model = ")
-        editor.type("<Left>")
-        for key, value in [
-            ("num_layers=", "32"),
-            ("hidden_size=", "4096"),
-            ("num_heads=", "4"),
-            ("vocab_size=", "32000"),
-            ("max_seq_len=", "4096"),
-        ]:
-            editor.complete(key)
-            editor.type(f"{value}, ")
-        editor.complete("type=")
-        editor.complete("'GPT'")
-        editor.type("<Esc>o")
-        editor.complete("parallel = ")
-        editor.type("<Left>")
-        editor.complete("pipeline=")
-        editor.complete("2")
-        editor.type(", ")
-        editor.complete("tensor=")
-        editor.complete("dict()")
-        editor.type("<Left>")
-        editor.complete("size=")
-        editor.complete("8")
-        editor.type(", ")
-        editor.complete("mode=")
-        editor.complete("'1d'")
-        editor.type("<Esc>")
-        editor.wait(lambda: "TEN201" in [code for code, _ in editor.diagnostics()], "finding about 4 heads")
-        editor.type("/num_heads=<CR>")
-        editor.act("num_heads=8")
-        editor.type("<Esc>:w<CR>")
+    path.write_text("")
+    with neovim(tmp_path, "cfg.py", more=neovim_session.LINES) as editor:
+        neovim_session.write_config(editor)
         editor.wait(lambda: path.read_text() == editor.text, "saved file")
-        editor.wait(lambda: "GiB" in str(editor.lua("vim.lsp.codelens.get(0)")), "layout above parallel")
-    assert (
-        path.read_text()
-        == """\
-# dslpar: world-size=64 device=h100-80g
-model = dict(num_layers=32, hidden_size=4096, num_heads=8, vocab_size=32000, max_seq_len=4096, type='GPT')
-parallel = dict(pipeline=2, tensor=dict(size=8, mode='1d'))
-"""
+    assert path.read_text() == neovim_session.TEXT
+    assert main(["lint", str(path), "--world-size", "64", "--select", "CFG,PAR,TEN,PIP,BAT,FIT"]) == 0
+
+
+def test_the_number_of_ranks_is_set_by_a_command(tmp_path: Path) -> None:
+    path = tmp_path / "cfg.py"
+    path.write_text(TEXT)
+    with neovim(tmp_path, "cfg.py") as editor:
+        editor.type("<Esc>:DslparWorld 8,12<CR>")
+        editor.wait(lambda: "(with 12 ranks)" in str(editor.lua("vim.diagnostic.get(0)")), "finding for 12 ranks")
+        assert editor.text == TEXT.replace("world-size=8", "world-size=8,12")
+        editor.type("gg")
+        assert "dslpar: lint for 16 ranks" in editor.act("dslpar: lint for 16 ranks")
+        assert editor.text == TEXT.replace("world-size=8", "world-size=16")
+
+
+def test_the_first_five_minutes_of_the_page(tmp_path: Path) -> None:
+    """Write what docs/editors.md asks a newcomer to write; the editor shows what the page says."""
+    page = (ROOT / "docs" / "editors.md").read_text(encoding="utf-8")
+    steps = page.partition("## The first five minutes")[2].partition("\n## ")[0]
+    comment, parallel, model, batch = (
+        next(code for code in re.findall(r"`([^`]+)`", steps) if code.startswith(begin))
+        for begin in ("# dslpar", "parallel = ", "model = ", "batch = ")
     )
-    config = check.load(str(path))
-    assert [item for item in check.lint(config, 64) if item.severity == "error"] == []
+    path = tmp_path / "cfg.py"
+    with neovim(tmp_path, "cfg.py") as editor:
+        editor.type(f"i{comment}<Esc>")
+        editor.wait(lambda: ("CFG107", 1) in editor.diagnostics(), "finding that there is no model")
+        editor.type(f"o<Esc>S{parallel}")
+        editor.complete("4")
+        editor.type(f"))<Esc>o{model}<Esc>")
+        editor.wait(lambda: ("TEN201", 3) in editor.diagnostics(), "finding about 30 heads")
+        assert [code for code, _ in editor.diagnostics()].count("CFG104") == 3, "missing keys"
+        editor.type("/num_heads<CR>")
+        titles = editor.act("num_heads=32 (TEN201)")
+        assert titles[:2] == ["num_heads=16 (TEN201)", "num_heads=32 (TEN201)"]
+        editor.type("$i")
+        for key, number in (("num_layers=", 32), ("max_seq_len=", 4096), ("vocab_size=", 32000)):
+            editor.type(", ")
+            editor.complete(key)
+            editor.type(str(number))
+        editor.type(f"<Esc>o{batch}<Esc>:w<CR>")
+        editor.wait(lambda: "a step" in str(editor.lua("vim.lsp.codelens.get(0)")), "layout above parallel")
+    assert check.lint(check.load(str(path)), 64) == []

@@ -49,6 +49,14 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert project.ignored_in(str(tmp_path / "configs" / "a.py")) == []
 
 
+def test_patterns_of_configs(tmp_path: Path) -> None:
+    written(tmp_path, "[tool.dslpar]\nconfigs = ['configs/*.py']\n")
+    project = find_project(str(tmp_path))
+    assert project is not None
+    claimed = [project.claims(str(tmp_path / name)) for name in ("configs/a.py", "a.py", "configs/a.yaml")]
+    assert claimed == [True, False, False]
+
+
 def test_one_world_size_for_all(tmp_path: Path) -> None:
     written(tmp_path, "[tool.dslpar]\nworld-size = 16\n")
     project = find_project(str(tmp_path))

@@ -47,3 +47,22 @@ def test_without_a_device_there_is_no_forecast_of_this_machine(tmp_path: Path) -
     found = summary(made)
     assert found is not None
     assert found[1] == "64 ranks: pipe 2 x data 8 x tensor 4 · 2 x 8 x 8 samples a step"
+
+
+def test_the_line_says_in_which_world_there_is_no_layout(tmp_path: Path) -> None:
+    made = analysis_of(tmp_path / "cfg.py", "# dslpar: world-size=8,12\n" + TEXT)
+    found = summary(made)
+    assert found is not None
+    assert found[1] == (
+        "8 ranks: pipe 2 x tensor 4 · 2 x 8 x 1 samples a step | 12 ranks: no layout while the config has errors"
+    )
+
+
+def test_a_half_written_statement_leaves_no_old_layout(tmp_path: Path) -> None:
+    found = summary(analysis_of(tmp_path / "cfg.py", "# dslpar: world-size=8\n" + TEXT.replace("micro_size=2", "micr")))
+    assert found is not None
+    assert found[1] == "8 ranks: no layout while the config has errors"
+
+
+def test_without_a_number_of_ranks_there_is_no_line(tmp_path: Path) -> None:
+    assert summary(analysis_of(tmp_path / "cfg.py", TEXT)) is None

@@ -311,6 +311,56 @@ def test_folds_and_the_action_that_explains_a_rule(tmp_path: Path) -> None:
         assert result is True
         assert shown[0].endswith("/TEN205.md")
 
+    window = types.WindowClientCapabilities(show_document=types.ShowDocumentClientCapabilities(support=True))
+    in_editor(tmp_path, use, types.ClientCapabilities(window=window))
+
+
+def test_an_editor_that_opens_no_pages_gets_the_address(tmp_path: Path) -> None:
+    async def use(editor: Editor) -> None:
+        shown: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        @editor.client.feature(types.WINDOW_SHOW_MESSAGE)
+        def show(params: types.ShowMessageParams) -> None:
+            shown.set_result(params.message)
+
+        command = types.ExecuteCommandParams("dslpar.explainRule", arguments=["TEN205"])
+        assert await editor.client.workspace_execute_command_async(command) is False
+        message = await asyncio.wait_for(shown, 60)
+        assert message.startswith("`dslpar explain TEN205` prints this page: file://")
+        assert message.endswith("/TEN205.md")
+
+    in_editor(tmp_path, use)
+
+
+def test_on_the_name_of_a_key_are_the_fixes_of_its_value(tmp_path: Path) -> None:
+    async def use(editor: Editor) -> None:
+        text = TEXT.replace("num_heads=4, vocab_size=256", "num_heads=5")
+        await editor.write("cfg.py", text)
+        document = types.TextDocumentIdentifier(editor.uri("cfg.py"))
+
+        async def fixes(before: str) -> list[str]:
+            column = text.split("\n")[2].index(before)
+            at = types.Range(types.Position(2, column), types.Position(2, column))
+            actions = await editor.client.text_document_code_action_async(
+                types.CodeActionParams(document, at, types.CodeActionContext([]))
+            )
+            return [each.title for each in actions or () if "TEN201" in each.title]
+
+        assert await fixes("num_heads") == ["num_heads=4 (TEN201)", "num_heads=6 (TEN201)", "dslpar: explain TEN201"]
+        assert await fixes("5") == await fixes("num_heads")
+        assert await fixes("num_layers") == []
+
+    in_editor(tmp_path, use)
+
+
+def test_sizes_are_sorted_as_numbers(tmp_path: Path) -> None:
+    async def use(editor: Editor) -> None:
+        await editor.write("cfg.py", TEXT.replace("world-size=8", "world-size=32").replace("size=2, ", "size="))
+        made = await editor.client.text_document_completion_async(types.CompletionParams(**editor.at("cfg.py", 1, 45)))
+        assert isinstance(made, types.CompletionList)
+        items = sorted(made.items, key=lambda item: item.sort_text or "")
+        assert [each.label for each in items] == ["1", "2", "4", "8", "16", "32"]
+
     in_editor(tmp_path, use)
 
 

@@ -63,6 +63,13 @@ def test_a_misspelt_setting_claims_the_file_too(tmp_path: Path) -> None:
     assert "CFG230" in [each.finding.code for each in made.findings]
 
 
+def test_a_pattern_of_the_project_claims_a_file_without_sections(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.dslpar]\nconfigs = ['runs/*']\n")
+    (tmp_path / "runs").mkdir()
+    assert of(tmp_path / "runs", "").is_config
+    assert not of(tmp_path, "").is_config
+
+
 @pytest.mark.parametrize("comment", ["# dslpar: ignore-file[PERF101] why=not", "# dslpar: one config file says it all"])
 def test_other_comments_claim_nothing(tmp_path: Path, comment: str) -> None:
     made = of(tmp_path, f"{comment}\nimport os\n")

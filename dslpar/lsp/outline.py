@@ -1,0 +1,43 @@
+"""Outline of a config: its sections and their keys, with places.
+
+for entry in outline(analysis):
+    entry.name, entry.key, entry.whole, entry.children
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dslpar.core.errors import Location
+from dslpar.language.tree import Node
+from dslpar.lsp.analysis import Analysis
+
+
+class Entry(NamedTuple):
+    """A section or a key that the file writes."""
+
+    name: str
+    key: Location
+    """Of the name."""
+    whole: Location
+    """From the name to the end of the value."""
+    is_section: bool
+    children: tuple[Entry, ...]
+
+
+def outline(analysis: Analysis) -> list[Entry]:
+    """Return the sections of a config in order; values that come from other files are left out."""
+    return [*_entries(analysis.config.root, analysis.path)]
+
+
+def _entries(node: Node, path: str) -> Iterator[Entry]:
+    for name, child in node.value.items() if node.is_mapping else ():
+        at, key = child.location, child.key_location
+        if key is None or key.path != path or at.path != path:
+            continue
+        # A value that a variable holds was written above its key. VS Code refuses a symbol that does not contain its
+        # key, and with it the whole list.
+        end = max((key.end_line, key.end_column), (at.end_line, at.end_column))
+        whole = Location(path, key.line, key.column, *end)
+        yield Entry(str(name), key, whole, child.is_mapping, tuple(_entries(child, path)))
