@@ -31,6 +31,7 @@ from dslpar.lsp.layouts import layouts, place_of
 from dslpar.lsp.lines import lines_of
 from dslpar.lsp.names import Names, RefusedError, Symbol, foldable
 from dslpar.lsp.outline import Entry, outline
+from dslpar.lsp.protocol import Protocol
 from dslpar.lsp.quick_fixes import quick_fixes
 from dslpar.lsp.settings import worlds_of
 from dslpar.lsp.world_size import offered, with_world_size
@@ -72,7 +73,8 @@ class ConfigServer(LanguageServer):
 
     def __init__(self) -> None:
         # Whole texts: pygls applies an edit of a range to its own lines, which end at form feeds too.
-        super().__init__("dslpar", VERSION, text_document_sync_kind=types.TextDocumentSyncKind.Full)
+        kind = types.TextDocumentSyncKind.Full
+        super().__init__("dslpar", VERSION, text_document_sync_kind=kind, protocol_cls=Protocol)
         self.analyses: dict[str, Analysis] = {}
         """By URI; some may be stale."""
         self.stale: dict[str, None] = {}
