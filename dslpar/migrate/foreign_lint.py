@@ -25,7 +25,7 @@ from dslpar.migrate import expression
 from dslpar.migrate.convert import IMPLIED, Converter, Import, Leaf, own_location, refused
 from dslpar.migrate.convert import Entry as Converted
 from dslpar.migrate.framework_rules import Entry, Rules, rules_of
-from dslpar.migrate.sources import JSON_ENDINGS, REFUSED, Source, merged, read_text
+from dslpar.migrate.sources import DEEPSPEED, JSON_ENDINGS, REFUSED, Source, merged, read_text
 from dslpar.migrate.unread import UNREAD
 from dslpar.schema.frameworks import frameworks
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 CODES: Mapping[str, str] = {"error": REFUSED, "warning": "FRN202", "info": "FRN203"}
 """Severity of a check of the framework -> the code of its findings."""
 UNKNOWN_KEY, NOT_JUDGED = "FRN204", "FRN205"
+_TWICE = "CFG012"
 _MOST_NAMED = 8
 """Keys that one finding names."""
 
@@ -114,9 +115,12 @@ def lint_source(
 def _language(source: Source) -> list[Finding]:
     """Return what the evaluator found, except about the language of Python configs, which is dslpar's own.
 
-    A file that only dslpar cannot read is a warning: the framework may run with it, and its keys are unchecked.
+    A file that only dslpar cannot read is a warning: the framework may run with it, and its keys are unchecked. So is
+    a key that is written twice: PyYAML and Python's json take the later value, and only DeepSpeed's reader refuses it.
     """
-    at_home = [item for item in source.config.findings if item.code in ("CFG012", REFUSED)]
+    at_home = [item for item in source.config.findings if item.code in (_TWICE, REFUSED)]
+    if source.name != DEEPSPEED:
+        at_home = [item._replace(severity="warning") if item.code == _TWICE else item for item in at_home]
     at_home += [
         language_finding("CFG009", place, f"{reason}: its keys are not checked", severity="warning")
         for place, reason in source.unreadable

@@ -132,11 +132,13 @@ def pipeline_size(value: object, view: View, row: Row) -> Outcome:
 
 def virtual_stages(value: object, view: View, row: Row) -> Outcome:
     """Convert the number of virtual stages per rank of a pipeline."""
-    return chunks(value, _num_stages(view) != 1, row)
+    return _uneven_chunks(view, row) or chunks(value, _num_stages(view) != 1, row)
 
 
 def layers_of_virtual_stage(value: object, view: View, row: Row) -> Outcome:
     """Convert the layers per virtual stage to the number of virtual stages per rank of a pipeline."""
+    if asked := _uneven_chunks(view, row):
+        return asked
     layers, num_stages = view.get("num_layers"), _num_stages(view)
     sizes = (value, layers, num_stages)
     known = all(type(size) is int and size > 0 for size in sizes)
@@ -146,6 +148,21 @@ def layers_of_virtual_stage(value: object, view: View, row: Row) -> Outcome:
     made = chunks(layers // num_stages // value, num_stages != 1, row)
     why = f"{layers} layers / {num_stages} ranks / {value}: the number of stages per rank"
     return made._replace(why=why) if made.fate == "changed" else made
+
+
+_UNEVEN = (
+    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout",
+)  # fmt: skip
+"""Keys that give the stages different numbers of layers, so that a virtual stage may have no layer at all."""
+
+
+def _uneven_chunks(view: View, row: Row) -> Outcome | None:
+    """Ask for the virtual stages if they have different numbers of layers; None if they have not."""
+    key = next((key for key in _UNEVEN if view.values.get(key) not in (None, False)), None)
+    if key is None or _num_stages(view) == 1:
+        return None
+    return needed(f"{key} gives the virtual stages different numbers of layers: choose those of each rank", row.to)
 
 
 def _num_stages(view: View) -> Any:

@@ -83,7 +83,7 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
         config, places = load_recipe(text, path, chosen, others, HELPERS[chosen.framework](_tree(text, path), path))
         return Source(chosen.framework, path, config, places=places)
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
-    config = check.load_text(filled, path)
+    config = check.load_text(filled, path, is_pyyaml=True)
     return with_section_of_file(Source(name or recognise(config, filled), path, config, missing))
 
 
