@@ -4,8 +4,8 @@ No tag is ever constructed. Scalars follow YAML 1.2's core schema; PyYAML follow
 string in PyYAML), `010` is 10 (8 in PyYAML), and `yes`, `1:30` and dates are strings (True, 90 and a date in PyYAML). A
 string is written in quotes if either version would read it as another type.
 
-Other frameworks' files (`Session.is_pyyaml`) have two things of YAML 1.1 that their programs read: `yes`, `no`, `on` and
-`off` as values, and the merge key `<<`, whose mappings set what the mapping itself does not.
+Other frameworks' files (`Session.is_pyyaml`) have two things of YAML 1.1 that their programs read: `yes`, `no`, `on`
+and `off` as values, and the merge key `<<`, whose mappings set what the mapping itself does not.
 
 Three kinds of values change when a written file is read back. Tuples become lists. LazyCall mappings become mappings
 with the key `_target_`. References become strings with their full names, which are valid wherever a class is expected.

@@ -283,6 +283,9 @@ class Converter:
         for key, why in self.table.wants.items():
             if not (self.is_settled(key) or (self.model and key.startswith("model"))):
                 self.note("", needed(why, key), whole)
+        for key, why in self.table.overrides.items() if self.source.path.endswith(self.table.overriding) else ():
+            if not (self.is_settled(key) or self.is_written(key)):
+                self.note("", needed(why, key), whole)
         for key, value in self.table.unset.items():
             if not self.is_settled(key):
                 self.add(
@@ -309,6 +312,11 @@ class Converter:
         """Return whether a key of dslpar has a value, or the report asks the author for it."""
         asked = (entry.to for entry in self.entries if entry.fate == "needed")
         return bool(self.clash(to)) or any(f"{key}.".startswith(f"{to}.") for key in asked)
+
+    def is_written(self, to: str) -> bool:
+        """Return whether the source has a key for this one of dslpar, although its value sets nothing (a size of 1)."""
+        rows = (self.row(leaf.name)[0] for leaf in (*self.leaves, *(leaf for leaf, _ in self.unread)))
+        return any(row is not None and row.to == to for row in rows)
 
     def finish(self) -> None:
         """Add implied values, ZeRO for half precision, and the model."""

@@ -132,13 +132,16 @@ def pipeline_size(value: object, view: View, row: Row) -> Outcome:
 
 def virtual_stages(value: object, view: View, row: Row) -> Outcome:
     """Convert the number of virtual stages per rank of a pipeline."""
-    return _uneven_chunks(view, row) or chunks(value, _num_stages(view) != 1, row)
+    layers, num_stages = view.get("num_layers"), _num_stages(view)
+    uneven = next((key for key in _UNEVEN if view.values.get(key) not in (None, False)), None)
+    known = all(type(size) is int for size in (value, layers, num_stages))
+    if uneven and known and num_stages > 1 and layers < num_stages * value:  # type: ignore[operator]
+        return needed(f"{uneven} leaves a virtual stage without layers: choose those of each rank", row.to)
+    return chunks(value, num_stages != 1, row)
 
 
 def layers_of_virtual_stage(value: object, view: View, row: Row) -> Outcome:
     """Convert the layers per virtual stage to the number of virtual stages per rank of a pipeline."""
-    if asked := _uneven_chunks(view, row):
-        return asked
     layers, num_stages = view.get("num_layers"), _num_stages(view)
     sizes = (value, layers, num_stages)
     known = all(type(size) is int and size > 0 for size in sizes)
@@ -151,18 +154,13 @@ def layers_of_virtual_stage(value: object, view: View, row: Row) -> Outcome:
 
 
 _UNEVEN = (
-    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout",
-)  # fmt: skip
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "pipeline_model_parallel_layout",
+)
 """Keys that give the stages different numbers of layers, so that a virtual stage may have no layer at all."""
-
-
-def _uneven_chunks(view: View, row: Row) -> Outcome | None:
-    """Ask for the virtual stages if they have different numbers of layers; None if they have not."""
-    key = next((key for key in _UNEVEN if view.values.get(key) not in (None, False)), None)
-    if key is None or _num_stages(view) == 1:
-        return None
-    return needed(f"{key} gives the virtual stages different numbers of layers: choose those of each rank", row.to)
 
 
 def _num_stages(view: View) -> Any:

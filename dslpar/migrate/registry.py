@@ -62,7 +62,9 @@ def read_table(name: str, lists: Lists) -> Table:
         facts.get("partial") == "yes",
         tuple(default._replace(key=framework.name_of(default.key)) for default in defaults),
         dict(_given(facts.get("adds", ""))),
-        dict(want.split("=", 1) for want in facts["wants"].split(" | ")) if "wants" in facts else {},
+        _wants(facts.get("wants", "")),
+        _wants(facts.get("override_wants", "")),
+        tuple(facts.get("overriding", "").split()),
         dict(_given(facts.get("unset", ""))),
         includes,
         listed,
@@ -74,6 +76,12 @@ def read_table(name: str, lists: Lists) -> Table:
 def _below(row: Row, under: str) -> Row:
     """Return a row of an included table, for the keys of the section that it is about."""
     return row._replace(pattern=f"{under}.{row.pattern}", under=under) if under else row
+
+
+def _wants(text: str) -> dict[str, str]:
+    """Return the keys and reasons of `a b=why | c=why`."""
+    wants = (want.partition("=") for want in filter(None, text.split(" | ")))
+    return {key: why for keys, _, why in wants for key in keys.split()}
 
 
 def _given(text: str) -> Iterator[tuple[str, object]]:

@@ -193,6 +193,10 @@ class Table(NamedTuple):
     """Values, by dslpar's keys, that every source of the framework implies."""
     wants: Mapping[str, str] = {}
     """Keys of dslpar that the author must write if neither the source nor a default sets them, and why."""
+    overrides: Mapping[str, str] = {}
+    """Further keys that the author must write for a file that overrides another config, which sets them; and why."""
+    overriding: tuple[str, ...] = ()
+    """Endings of such files."""
     unset: Mapping[str, object] = {}
     """dslpar's defaults, by its keys, of what the framework's programs set and its configs need not."""
     includes: Table | None = None

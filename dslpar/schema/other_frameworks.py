@@ -86,8 +86,8 @@ def features_of(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the features of a config.
 
     They are its dotted keys; `*.KEY` for a key that begins with an underscore; `defaults:WORD` for the first words in
-    Hydra's list, `defaults:[]` for the list itself; `defaults:*.yaml` for a single file in place of the list, from which
-    a config of NeMo RL inherits; and `${}` for an interpolation in a value.
+    Hydra's list, `defaults:[]` for the list itself; `defaults:*.yaml` for a single file in place of the list, from
+    which a config of NeMo RL inherits; and `${}` for an interpolation in a value.
     """
     left: list[tuple[str, object, int]] = [("", values, 0)]
     while left:
