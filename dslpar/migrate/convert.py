@@ -160,7 +160,7 @@ class Converter:
     def is_section(self, name: str) -> bool:
         """Return whether rows match keys below this key, or the key is in a dslpar section that no row mentions."""
         first = name.partition(".")[0]
-        if first in SECTIONS and first not in self.known:
+        if self.table.own_names and first in SECTIONS and first not in self.known:
             return True
         return any(row.pattern.startswith(f"{name}.") for row in self.table.rows)
 
@@ -177,7 +177,7 @@ class Converter:
         known = self.known
         if leaf.value is UNREAD and (first in known or first in SECTIONS):
             return _not_evaluated("")
-        if first in SECTIONS and first not in known:
+        if self.table.own_names and first in SECTIONS and first not in known:
             return Outcome("kept", leaf.name, leaf.value)
         if self.table.own_names and first not in known:
             return self.own_name(leaf, first)
@@ -191,7 +191,7 @@ class Converter:
             ignored = f"{self.table.title} ignores top-level keys that it does not know"
             return needed(f"{ignored}; {close}") if close else dead(ignored)
         none = f"{self.table.title} has no such key"
-        if self.table.partial:
+        if self.table.partial or self.source.path.endswith(self.table.open_in):
             none = "dslpar import has no row for this key: leave it out"
         return needed(none + (f"; {close}" if close else ""))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dslpar.core.errors import Finding, Location
+from dslpar.language.tree import Node
 from dslpar.linter import check
 from dslpar.linter.registry import rule_finding
 from dslpar.migrate.sources import JSON_ENDINGS, without_comments
-from dslpar.schema import other_frameworks
+from dslpar.schema import frameworks, other_frameworks
 from dslpar.schema.python_programs import message_of, program_in
 
 
@@ -19,10 +20,15 @@ def finding_about(text: str, path: str) -> Finding | None:
     )
     values = {} if loaded is None else loaded.root.plain()
     framework = other_frameworks.recognise(values, text, path)
-    if framework is not None:
+    if framework is not None and not (framework.is_launcher and _is_read(text, path)):
         message = f"this is a file of {framework.title}, which dslpar cannot convert"
         return rule_finding("CFG128", message, framework.advice, Location(path))
     program = program_in(text, path, ())
     if program is not None and program.is_certain:
         return rule_finding("CFG129", *message_of(program, path), program.location)
     return None
+
+
+def _is_read(text: str, path: str) -> bool:
+    """Return whether the arguments of the program that a launcher's script starts are those of a known framework."""
+    return frameworks.recognise(Node({}, Location(path)), path, (), text) is not None

@@ -65,6 +65,7 @@ def read_table(name: str, lists: Lists) -> Table:
         _wants(facts.get("wants", "")),
         _wants(facts.get("override_wants", "")),
         tuple(facts.get("overriding", "").split()),
+        tuple(facts.get("open_in", "").split()),
         dict(_given(facts.get("unset", ""))),
         includes,
         listed,

@@ -69,8 +69,10 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
     if path.endswith(SHELL_ENDINGS):
         from dslpar.migrate.shell.arguments import load_arguments  # it uses the YAML parser, which is slow to import
 
-        config, places = load_arguments(text, path)
-        return Source(name or recognise(config, text), path, config, places=places)
+        named = name or recognise(Config(path, Node({}, Location(path)), (), {path: text}), text)
+        # The switches of Megatron's programs take no value; --deepspeed of Trainer's programs does.
+        config, places = load_arguments(text, path, has_switches=not (named and TABLES[named].framework.arguments))
+        return with_section_of_file(Source(named or recognise(config, text), path, config, places=places))
     if path.endswith(TOML):
         from dslpar.language.toml_io import load_toml  # few sources are TOML
 
@@ -217,8 +219,11 @@ def with_section_of_file(source: Source) -> Source:
     The path is tried from the config's folder and from each folder above, since programs start in their checkout.
     """
     table = TABLES.get(source.name)
-    node = source.config.root.get(table.under) if table is not None and table.under else None
-    if table is None or node is None or not isinstance(node.value, str) or not node.value.endswith(JSON_ENDINGS):
+    if table is None or not table.under:
+        return source
+    key = next((str(key) for key in source.config.root.value if table.name_of(str(key)) == table.under), table.under)
+    node = source.config.root.get(key)
+    if node is None or not isinstance(node.value, str) or not node.value.endswith(JSON_ENDINGS):
         return source
     file = nearest_file(node.value, source.path)
     if file is None:
@@ -229,7 +234,7 @@ def with_section_of_file(source: Source) -> Source:
         return source._replace(unreadable=(*source.unreadable, (node.location, error.message)))
     shown = file if file.endswith(YAML_ENDINGS) else f"{file}.json"
     section = check.load_text(without_comments(text), shown)
-    root = _replaced(source.config.root, table.under.split("."), section.root._replace(key_location=node.key_location))
+    root = _replaced(source.config.root, key.split("."), section.root._replace(key_location=node.key_location))
     config = source.config._replace(
         root=root,
         findings=(*source.config.findings, *section.findings),

@@ -197,6 +197,8 @@ class Table(NamedTuple):
     """Further keys that the author must write for a file that overrides another config, which sets them; and why."""
     overriding: tuple[str, ...] = ()
     """Endings of such files."""
+    open_in: tuple[str, ...] = ()
+    """Endings of files in which a key without a row may be of the author's own program."""
     unset: Mapping[str, object] = {}
     """dslpar's defaults, by its keys, of what the framework's programs set and its configs need not."""
     includes: Table | None = None

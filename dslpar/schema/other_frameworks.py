@@ -39,6 +39,8 @@ class OtherFramework(NamedTuple):
     """Command that a script starts -> its source."""
     without: tuple[str, ...]
     """Features that its files do not have: files with one of them are for `dslpar import`."""
+    is_launcher: bool
+    """Whether its commands may start a program whose arguments `dslpar import` reads."""
     help: str
     """What becomes of such a file in a dslpar config."""
 
@@ -60,6 +62,7 @@ def other_frameworks() -> tuple[OtherFramework, ...]:
             keys={key: source for source, keys in row["keys"].items() for key in keys},
             commands={command: source for source, commands in row["commands"].items() for command in commands},
             without=tuple(row.get("without", ())),
+            is_launcher=row.get("is_launcher", False),
             help=row["help"],
         )
         for name, row in load_table("other_frameworks").items()
