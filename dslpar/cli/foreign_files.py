@@ -17,6 +17,7 @@ from dslpar.core.errors import Finding
 from dslpar.core.visible import visible
 from dslpar.language.finder import PACKAGE
 from dslpar.language.load import Config
+from dslpar.language.source import read_source
 from dslpar.linter import check
 
 if TYPE_CHECKING:
@@ -81,7 +82,11 @@ def findings(
 
     model = model_of(args.model, parser, sizes=True)
     config.sources.update(parts)
-    return lint_text(text, config.path, world_size, cluster, args.source or "", model, parts)
+    found = lint_text(text, config.path, world_size, cluster, args.source or "", model, parts)
+    for path in {item.location.path for item in found} - config.sources.keys():
+        if os.path.isfile(path):  # a file that the config names, such as DeepSpeed's JSON: findings show its lines
+            config.sources[path] = read_source(path, {}).text
+    return found
 
 
 def parts_of(configs: Sequence[Config], named: Collection[str], source: str | None) -> tuple[str, Mapping[str, str]]:

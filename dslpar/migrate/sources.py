@@ -71,6 +71,8 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
 
         named = name or recognise(Config(path, Node({}, Location(path)), (), {path: text}), text)
         # The switches of Megatron's programs take no value; --deepspeed of Trainer's programs does.
+        if file := _file_of_command(text, path, named):
+            return read_text(read_source(file, {}).text, file, named)
         config, places = load_arguments(text, path, has_switches=not (named and TABLES[named].framework.arguments))
         return with_section_of_file(Source(named or recognise(config, text), path, config, places=places))
     if path.endswith(TOML):
@@ -87,6 +89,18 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
     config = check.load_text(filled, path, is_pyyaml=True)
     return with_section_of_file(Source(name or recognise(config, filled), path, config, missing))
+
+
+def _file_of_command(text: str, path: str, name: str) -> str | None:
+    """Return the YAML or JSON file that a framework's command is given in place of arguments: `megatron sft a.yaml`."""
+    for command in TABLES[name].framework.commands if name else ():
+        words = r"\s+".join(map(re.escape, command.split()))
+        found = re.search(
+            rf"^[^#\n]*?(?<![\w./-]){words}(?:\s|\\\n)+(?P<file>[\w./-]+\.(?:ya?ml|json))\s*$", text, re.M
+        )
+        if found:
+            return nearest_file(found["file"], path)
+    return None
 
 
 def _is_of_deepspeed(names: Set[str]) -> bool:
