@@ -199,6 +199,8 @@ class Table(NamedTuple):
     """Endings of such files."""
     open_in: tuple[str, ...] = ()
     """Endings of files in which a key without a row may be of the author's own program."""
+    open_sections: Collection[str] = ()
+    """Sections whose class the author chooses: a key that is not listed may be another class's."""
     unset: Mapping[str, object] = {}
     """dslpar's defaults, by its keys, of what the framework's programs set and its configs need not."""
     includes: Table | None = None
