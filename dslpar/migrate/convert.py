@@ -193,6 +193,8 @@ class Converter:
         none = f"{self.table.title} has no such key"
         if self.table.partial or self.source.path.endswith(self.table.open_in):
             none = "dslpar import has no row for this key: leave it out"
+        elif self.table.is_open and not close:
+            none = f"none of {self.table.title}'s keys, but perhaps the program's own: leave it out"
         elif leaf.key.partition(".")[0] in self.table.open_sections and not close:
             none = f"it is of a class of {leaf.key.partition('.')[0]} that dslpar does not know: leave it out"
         return needed(none + (f"; {close}" if close else ""))

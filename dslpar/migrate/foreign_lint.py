@@ -109,7 +109,7 @@ def lint_source(
         *_own_checks(_Written(converter, world_size, source.path.endswith(rules.partial)), rules, source),
         *_checks_of_section(converter, world_size),
         *_of_dslpar(config, made, rules, world_size, cluster, places),
-        *(item for title in titles for item in _unknown_keys(made, title)),
+        *(item for title in titles for item in _unknown_keys(made, title, converter.table.under)),
     ]
     found += _not_judged(made, titles, {item.key for item in found})
     unique = dict.fromkeys(found)
@@ -403,14 +403,16 @@ def _shown(value: Any) -> str:
 # Keys ---------------------------------------------------------------------------------------------------------------
 
 
-def _unknown_keys(made: Import, title: str) -> Iterator[Finding]:
-    """Yield a finding for each key that the framework does not have."""
+def _unknown_keys(made: Import, title: str, under: str) -> Iterator[Finding]:
+    """Yield a finding for each key that the framework does not have; `under`: the section of an included table."""
     for entry in made.entries:
         ignored = entry.why.startswith(f"{title} ignores top-level keys")
         missing = entry.why.startswith(f"{title} has no such key;")
         if entry.key and (ignored or missing):
             close = entry.why.partition("; ")[2]
-            message = f"{title} has no key {entry.key!r}" + (", and ignores it" if ignored else "")
+            in_file = entry.location.path != made.source.path  # DeepSpeed's JSON, which has no such section
+            key = entry.key.lstrip("-").removeprefix(f"{under}.") if in_file and under else entry.key
+            message = f"{title} has no key {key!r}" + (", and ignores it" if ignored else "")
             yield make_finding(UNKNOWN_KEY, message, close or "leave it out", entry.location, entry.key)
 
 

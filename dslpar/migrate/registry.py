@@ -65,6 +65,7 @@ def read_table(name: str, lists: Lists) -> Table:
         _wants(facts.get("wants", "")),
         _wants(facts.get("override_wants", "")),
         tuple(facts.get("overriding", "").split()),
+        facts.get("open") == "yes",
         tuple(facts.get("open_in", "").split()),
         facts.get("open_sections", "").split(),
         dict(_given(facts.get("unset", ""))),

@@ -197,6 +197,8 @@ class Table(NamedTuple):
     """Further keys that the author must write for a file that overrides another config, which sets them; and why."""
     overriding: tuple[str, ...] = ()
     """Endings of such files."""
+    is_open: bool = False
+    """Whether programs that use the framework may add keys of their own to its files."""
     open_in: tuple[str, ...] = ()
     """Endings of files in which a key without a row may be of the author's own program."""
     open_sections: Collection[str] = ()
