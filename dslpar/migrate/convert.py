@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from dslpar.core.errors import Finding, Location
@@ -16,7 +17,7 @@ from dslpar.language.tree import TARGET, Node
 from dslpar.migrate.defaults import defaults_of
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import DEEPSPEED, JSON_ENDINGS, Source, assigned
-from dslpar.migrate.table import Epoch, Fate, Outcome, Row, Table, View, dead, dropped, filled, needed
+from dslpar.migrate.table import REST, Epoch, Fate, Outcome, Row, Table, View, dead, dropped, filled, needed
 from dslpar.migrate.unread import UNREAD
 from dslpar.schema.sections_reader import SECTIONS
 
@@ -166,11 +167,7 @@ class Converter:
 
     def row(self, name: str) -> tuple[Row | None, str]:
         """Find the first row that matches a key, and the rest that its `**` matches."""
-        for row in self.table.rows:
-            rest = row.rest(name)
-            if rest is not None:
-                return row, rest
-        return None, ""
+        return _index_of(self.source.name).row(name)
 
     def unknown(self, leaf: Leaf, first: str) -> Outcome:
         """Return the outcome of a key without a row."""
@@ -344,6 +341,48 @@ class Converter:
         """Add a value that no key of the source sets itself."""
         self.values[key], self.source_keys[key] = value, why
         self.note("", Outcome("added", key, value, why), location)
+
+
+class _RowIndex:
+    """Index of a table's rows, which are looked up for each key of a source and for each default of its framework."""
+
+    def __init__(self, table: Table) -> None:
+        self.exact: dict[str, int] = {}
+        """Number of the first row for a whole key."""
+        self.rows = table.rows
+        self.open = [number for number, row in enumerate(table.rows) if row.pattern.endswith(REST)]
+        """Numbers of the rows with `**`."""
+        self.by_section: dict[str, list[int]] = {}
+        """Those of `open` that may match a key, by its first name."""
+        for number, row in enumerate(table.rows):
+            self.exact.setdefault(row.pattern, number)
+
+    def row(self, name: str) -> tuple[Row | None, str]:
+        """Return the first row that matches a key, and what its `**` matches."""
+        exact = self.exact.get(name, len(self.rows))
+        for number in self.matching(name.partition(".")[0]):
+            if number > exact:
+                break
+            rest = self.rows[number].rest(name)
+            if rest is not None:
+                return self.rows[number], rest
+        return (self.rows[exact], "") if exact < len(self.rows) else (None, "")
+
+    def matching(self, section: str) -> list[int]:
+        """Return the numbers of the rows with `**` that may match keys of a section, in order."""
+        if section not in self.by_section:
+            prefixes = ((number, self.rows[number].pattern.removesuffix(REST)) for number in self.open)
+            self.by_section[section] = [
+                number
+                for number, prefix in prefixes
+                if prefix.partition(".")[0] == section or ("." not in prefix and section.startswith(prefix))
+            ]
+        return self.by_section[section]
+
+
+@cache
+def _index_of(name: str) -> _RowIndex:
+    return _RowIndex(TABLES[name])
 
 
 # Keys of a source -------------------------------------------------------------------------------------------------

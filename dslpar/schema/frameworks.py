@@ -124,7 +124,12 @@ def recognise(root: Node, path: str, imported: Collection[str], text: str = "") 
     for framework in known:
         if not set(imported).isdisjoint(framework.packages):
             return framework
-    by_name = (framework for framework in known if _is_named(root, framework) or any(_arguments(text, framework)))
+    # In a script, some frameworks share the names of their arguments with programs that have their own parsers.
+    by_name = (
+        framework
+        for framework in known
+        if (not (text and framework.arguments) and _is_named(root, framework)) or any(_arguments(text, framework))
+    )
     return next(by_name, None)
 
 
