@@ -192,8 +192,10 @@ class Converter:
             none = "dslpar import has no row for this key: leave it out"
         elif self.table.is_open and not close:
             none = f"none of {self.table.title}'s keys, but perhaps the program's own: leave it out"
-        elif leaf.key.partition(".")[0] in self.table.open_sections and not close:
-            none = f"it is of a class of {leaf.key.partition('.')[0]} that dslpar does not know: leave it out"
+        elif (section := leaf.key.partition(".")[0]) in self.table.open_sections and (
+            not close or self.is_of_other_class(section)
+        ):
+            none, close = f"it is of a class of {section} that dslpar does not know: leave it out", ""
         return needed(none + (f"; {close}" if close else ""))
 
     def unknown_in_section(self, name: str) -> Outcome:
@@ -204,6 +206,11 @@ class Converter:
             ignored = f"{inner.title} ignores top-level keys that it does not know"
             return needed(f"{ignored}; {close}") if close else dead(ignored)
         return needed(f"{inner.title} has no such key" + (f"; {close}" if close else ""))
+
+    def is_of_other_class(self, section: str) -> bool:
+        """Return whether the source names the class of a section, and its keys are not those that are listed."""
+        name = self.view.values.get(f"{section}.{TARGET}")
+        return name is not None and str(name).rpartition(".")[2] not in self.table.listed_classes
 
     def own_name(self, leaf: Leaf, first: str) -> Outcome:
         """Drop a top-level variable of the author, unless its name resembles one of the framework's keys."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dslpar.core.catalog import finding as make_finding
 from dslpar.core.errors import Location
-from dslpar.language.errors import ConfigError
+from dslpar.language.errors import ConfigError, finding
 from dslpar.language.finder import LIBAI, OURS, find_absolute, find_config, find_module, home_of_get_config, is_config
 from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.language.source import Source as Text
@@ -32,6 +32,7 @@ JSON_ENDINGS = (".json", ".hjson")
 TOML = ".toml"
 HELPERS = {"torchtitan": torchtitan.helpers, "megatron_bridge": megatron_bridge.helpers}
 """What well-known functions return that recipes call, by framework: functions of the file and its path."""
+MEGATRON_YAML, _YAML_CFG = "megatron_yaml", "--yaml-cfg"
 DEEPSPEED = "deepspeed"
 """The framework of a JSON file that has one of its keys, and no key of any other."""
 SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
@@ -74,6 +75,8 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
         if file := _file_of_command(text, path, named):
             return read_text(read_source(file, {}).text, file, named)
         config, places = load_arguments(text, path, has_switches=not (named and TABLES[named].framework.arguments))
+        if file := _file_of_arguments(config, path):
+            return _with_ignored(read_text(read_source(file, {}).text, file, MEGATRON_YAML), config)
         return with_section_of_file(Source(named or recognise(config, text), path, config, places=places))
     if path.endswith(TOML):
         from dslpar.language.toml_io import load_toml  # few sources are TOML
@@ -101,6 +104,26 @@ def _file_of_command(text: str, path: str, name: str) -> str | None:
         if found:
             return nearest_file(found["file"], path)
     return None
+
+
+def _file_of_arguments(config: Config, path: str) -> str | None:
+    """Return the YAML file that replaces the arguments of a Megatron-LM program, if it is there: --yaml-cfg a.yaml."""
+    node = config.root.child(_YAML_CFG)
+    named = node.value if node is not None else None
+    return nearest_file(named, path) if isinstance(named, str) and named.endswith(YAML_ENDINGS) else None
+
+
+def _with_ignored(source: Source, arguments: Config) -> Source:
+    """Add a finding about each argument that stands beside --yaml-cfg, which alone is read (arguments.py:140)."""
+    ignored = [(key, node) for key, node in arguments.root.value.items() if key != _YAML_CFG]
+    why, hint = f"Megatron-LM reads {_YAML_CFG} alone, and not", "leave it out, or write it into that file"
+    findings = (
+        finding("CFG010", node.key_location or node.location, f"{why} {key}: {hint}", hint) for key, node in ignored
+    )
+    config = source.config._replace(
+        findings=(*source.config.findings, *findings), sources={**source.config.sources, **arguments.sources}
+    )
+    return source._replace(config=config)
 
 
 def _is_of_deepspeed(names: Set[str]) -> bool:

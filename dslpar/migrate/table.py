@@ -203,6 +203,12 @@ class Table(NamedTuple):
     """Endings of files in which a key without a row may be of the author's own program."""
     open_sections: Collection[str] = ()
     """Sections whose class the author chooses: a key that is not listed may be another class's."""
+    listed_classes: Collection[str] = ()
+    """Classes of these sections whose keys are listed."""
+    tried: int = 0
+    """Number of files that the tests lint and convert."""
+    tried_there: str = ""
+    """Number of files of the framework's repository that were tried, and its commit."""
     unset: Mapping[str, object] = {}
     """dslpar's defaults, by its keys, of what the framework's programs set and its configs need not."""
     includes: Table | None = None

@@ -54,7 +54,7 @@ FILES = [
         "trainer:\n  nnodes: 2\n  n_gpus_per_node: 8\n",
         "verl",
     ),
-    ("a.sh", "python3 -m verl.trainer.main_ppo \\\n    algorithm.adv_estimator=grpo \\\n    trainer.nnodes=2\n", "verl"),
+    ("a.sh", "python3 -m verl.trainer.main_ppo \\\n    algorithm.adv_estimator=grpo trainer.nnodes=2\n", "verl"),
 ]
 
 CONVERTED = [

@@ -240,6 +240,24 @@ def test_the_yaml_of_a_command_is_read_in_place_of_arguments(
     assert (found["path"], found["line"]) == ("sft.yaml", 3)
 
 
+def test_the_yaml_of_megatron_lm_replaces_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "torchrun pretrain_gpt.py --yaml-cfg gpt.yaml \\\n  --lr 1e-3\n"
+    Path("t.sh").write_text(script)
+    assert main(["lint", "t.sh"]) == 0, "without the file, the argument is not judged"
+    sizes = "num_layers: 4, hidden_size: 96, num_attention_heads: 6"
+    Path("gpt.yaml").write_text(f"language_model: {{{sizes}}}\nmodel_parallel:\n  tensor_model_parallel_size: 4\n")
+    capsys.readouterr()
+    assert main(["lint", "t.sh", "--format", "json"]) == 1
+    found = [item for item in json.loads(capsys.readouterr().out) if item["severity"] == "error"]
+    assert {item["path"] for item in found} == {"gpt.yaml"}
+    made = made_of(script, "t.sh")
+    (ignored,) = (entry for entry in made.entries if "reads --yaml-cfg alone, and not --lr" in entry.why)
+    assert (ignored.fate, ignored.location.path, ignored.location.line) == ("needed", "t.sh", 2)
+
+
 # Megatron -------------------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +281,13 @@ def test_a_key_of_another_data_class_is_not_called_unknown() -> None:
     made = by_key(made_of(text, "o.yaml"))
     assert "a class of dataset that dslpar does not know" in made["dataset.vae_scale_factor"].why
     assert "no such key; did you mean" in made["dataset.seq_lenght"].why
+    recipe = RECIPE.replace(
+        "cfg.model.pipe", "cfg.model = HybridModelProvider(hybrid_layer_pattern='M-')\n    cfg.model.pipe"
+    )
+    why = by_key(made_of(recipe, "r.py"))["model.hybrid_layer_pattern"].why
+    assert "a class of model that dslpar does not know" in why
+    why = by_key(made_of(recipe.replace("Hybrid", "GPT"), "r.py"))["model.hybrid_layer_pattern"].why
+    assert "no such key; did you mean" in why
 
 
 VIRTUAL = "--num-layers {} --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
@@ -323,6 +348,15 @@ def test_the_index_of_rows_finds_the_first_row(name: str) -> None:
     for key in sorted(keys):
         rests = ((row, row.rest(key)) for row in table.rows)
         assert converter.row(key) == next(((row, rest) for row, rest in rests if rest is not None), (None, ""))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_page_counts_the_files_that_are_tried(name: str) -> None:
+    assert TABLES[name].tried == sum(path.is_file() for path in (TREES / name).rglob("*.*"))
+
+
+def test_there_are_three_hundred_foreign_files() -> None:
+    assert sum(table.tried for table in TABLES.values()) >= 300
 
 
 # Several files, and the model -----------------------------------------------------------------------------------------
