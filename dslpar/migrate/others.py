@@ -20,15 +20,12 @@ def finding_about(text: str, path: str) -> Finding | None:
     )
     values = {} if loaded is None else loaded.root.plain()
     framework = other_frameworks.recognise(values, text, path)
-    if framework is not None and not (framework.is_launcher and _is_read(text, path)):
+    root = Node({}, Location(path)) if loaded is None else loaded.root
+    known = frameworks.recognise(root, path, (), text) if framework is not None and framework.yields else None
+    if framework is not None and not (known and other_frameworks.comes_first(known, path)):
         message = f"this is a file of {framework.title}, which dslpar cannot convert"
         return rule_finding("CFG128", message, framework.advice, Location(path))
     program = program_in(text, path, ())
     if program is not None and program.is_certain:
         return rule_finding("CFG129", *message_of(program, path), program.location)
     return None
-
-
-def _is_read(text: str, path: str) -> bool:
-    """Return whether the arguments of the program that a launcher's script starts are those of a known framework."""
-    return frameworks.recognise(Node({}, Location(path)), path, (), text) is not None

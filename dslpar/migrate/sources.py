@@ -30,7 +30,8 @@ from dslpar.schema.sections_reader import SECTIONS
 
 JSON_ENDINGS = (".json", ".hjson")
 TOML = ".toml"
-HELPERS = {"torchtitan": torchtitan.helpers, "megatron_bridge": megatron_bridge.helpers}
+MEGATRON_BRIDGE = "megatron_bridge"
+HELPERS = {"torchtitan": torchtitan.helpers, MEGATRON_BRIDGE: megatron_bridge.helpers}
 """What well-known functions return that recipes call, by framework: functions of the file and its path."""
 MEGATRON_YAML, _YAML_CFG = "megatron_yaml", "--yaml-cfg"
 DEEPSPEED = "deepspeed"
@@ -91,7 +92,10 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
         return Source(chosen.framework, path, config, places=places)
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
     config = check.load_text(filled, path, is_pyyaml=True)
-    return with_section_of_file(Source(name or recognise(config, filled), path, config, missing))
+    name = name or recognise(config, filled)
+    if name == MEGATRON_BRIDGE:
+        config = config._replace(root=megatron_bridge.with_functions(config.root))
+    return with_section_of_file(Source(name, path, config, missing))
 
 
 def _file_of_command(text: str, path: str, name: str) -> str | None:

@@ -227,7 +227,7 @@ class Table(NamedTuple):
 
     def has(self, key: str) -> bool:
         """Return whether a key is one of the framework's, or below one; any key if they are not listed."""
-        if not self.keys:
+        if not self.keys or key == TARGET:
             return True
         section = key.removesuffix(f".{TARGET}")
         if section != key and any(f"{known}.".startswith(f"{section}.") for known in self.keys):

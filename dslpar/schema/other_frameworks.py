@@ -13,9 +13,12 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.schema.tables import load_table
+
+if TYPE_CHECKING:
+    from dslpar.schema.frameworks import Framework
 
 SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
 TOML = ".toml"
@@ -39,8 +42,8 @@ class OtherFramework(NamedTuple):
     """Command that a script starts -> its source."""
     without: tuple[str, ...]
     """Features that its files do not have: files with one of them are for `dslpar import`."""
-    is_launcher: bool
-    """Whether its commands may start a program whose arguments `dslpar import` reads."""
+    yields: bool
+    """Whether a framework that `dslpar import` reads comes first: its program may be started, or its files composed."""
     help: str
     """What becomes of such a file in a dslpar config."""
 
@@ -62,11 +65,16 @@ def other_frameworks() -> tuple[OtherFramework, ...]:
             keys={key: source for source, keys in row["keys"].items() for key in keys},
             commands={command: source for source, commands in row["commands"].items() for command in commands},
             without=tuple(row.get("without", ())),
-            is_launcher=row.get("is_launcher", False),
+            yields=row.get("yields", False),
             help=row["help"],
         )
         for name, row in load_table("other_frameworks").items()
     )
+
+
+def comes_first(framework: Framework, path: str) -> bool:
+    """Return whether a framework that `dslpar import` reads is certain enough: by arguments, or by two kinds of keys."""
+    return path.endswith(SHELL_ENDINGS) or bool(framework.also)
 
 
 def recognise(values: Mapping[str, Any], text: str, path: str) -> OtherFramework | None:

@@ -290,6 +290,17 @@ def test_a_key_of_another_data_class_is_not_called_unknown() -> None:
     assert "no such key; did you mean" in why
 
 
+def test_a_saved_run_of_megatron_bridge_has_functions_for_values() -> None:
+    path = TREES / "megatron_bridge/saved_run.yaml"
+    made = made_of(path.read_text(), str(path))
+    assert made.source.name == "megatron_bridge", "classes and ${} alone would be Hydra's"
+    entry = by_key(made)["model.activation_func"]
+    assert (entry.to, entry.value, entry.location.line) == ("model.activation", "swiglu", 14)
+    assert by_key(made)["model.init_method"].fate == "needed"
+    assert made.values["model.num_kv_heads"] == 8
+    assert [item.code for item in lint_text(path.read_text(), str(path), 8)] == ["FRN205"]
+
+
 VIRTUAL = "--num-layers {} --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
 VIRTUAL += "--hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 {}"
 
