@@ -50,8 +50,8 @@ _CALL, _PARTIAL = "_call_", "_partial_"
 def with_functions(root: Node) -> Node:
     """Return a saved config with the names of functions in place of the mappings that stand for them.
 
-    Megatron-Bridge saves `activation_func: {_call_: false, _target_: torch.nn.functional.silu}`, and a function with some
-    of its arguments with `_partial_: true` (utils/instantiate_utils.py).
+    Megatron-Bridge saves `activation_func: {_call_: false, _target_: torch.nn.functional.silu}`, and a function with
+    some of its arguments with `_partial_: true` (utils/instantiate_utils.py).
     """
     made: dict[object, Node] = {}
     for key, node in root.value.items():

@@ -73,7 +73,7 @@ def other_frameworks() -> tuple[OtherFramework, ...]:
 
 
 def comes_first(framework: Framework, path: str) -> bool:
-    """Return whether a framework that `dslpar import` reads is certain enough: by arguments, or by two kinds of keys."""
+    """Return whether a framework that `dslpar import` reads is certain enough: by arguments or two kinds of keys."""
     return path.endswith(SHELL_ENDINGS) or bool(framework.also)
 
 
