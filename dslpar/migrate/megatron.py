@@ -135,7 +135,7 @@ def virtual_stages(value: object, view: View, row: Row) -> Outcome:
     layers, num_stages = view.get("num_layers"), _num_stages(view)
     uneven = next((key for key in _UNEVEN if view.values.get(key) not in (None, False)), None)
     known = all(type(size) is int for size in (value, layers, num_stages))
-    if uneven and known and num_stages > 1 and layers < num_stages * value:  # type: ignore[operator]
+    if uneven and known and num_stages > 1 and layers < num_stages * value:
         return needed(f"{uneven} leaves a virtual stage without layers: choose those of each rank", row.to)
     return chunks(value, num_stages != 1, row)
 
