@@ -22,7 +22,7 @@ def finding_about(text: str, path: str) -> Finding | None:
     framework = other_frameworks.recognise(values, text, path)
     root = Node({}, Location(path)) if loaded is None else loaded.root
     known = frameworks.recognise(root, path, (), text) if framework is not None and framework.yields else None
-    if framework is not None and not (known and other_frameworks.comes_first(known, path)):
+    if framework is not None and not (known and other_frameworks.comes_first(known.also, path)):
         message = f"this is a file of {framework.title}, which dslpar cannot convert"
         return rule_finding("CFG128", message, framework.advice, Location(path))
     program = program_in(text, path, ())

@@ -10,15 +10,12 @@ without keys has a table in dslpar/migrate/data: its config is converted, and th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dslpar.schema.tables import load_table
-
-if TYPE_CHECKING:
-    from dslpar.schema.frameworks import Framework
 
 SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
 TOML = ".toml"
@@ -72,9 +69,9 @@ def other_frameworks() -> tuple[OtherFramework, ...]:
     )
 
 
-def comes_first(framework: Framework, path: str) -> bool:
-    """Return whether a framework that `dslpar import` reads is certain enough: by arguments or two kinds of keys."""
-    return path.endswith(SHELL_ENDINGS) or bool(framework.also)
+def comes_first(also: Collection[str], path: str) -> bool:
+    """Return whether a framework that `dslpar import` reads is certain: by arguments, or by two kinds of keys (`also`)."""
+    return path.endswith(SHELL_ENDINGS) or bool(also)
 
 
 def recognise(values: Mapping[str, Any], text: str, path: str) -> OtherFramework | None:

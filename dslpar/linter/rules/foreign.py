@@ -41,7 +41,7 @@ def config_not_judged(cx: Context) -> Iterator[Problem]:
 
     found = other_frameworks.recognise(cx.config.root.plain(), _text(cx), cx.config.path)
     known = _framework(cx) if found is not None and found.yields else None
-    if found is not None and not (known and other_frameworks.comes_first(known, cx.config.path)):
+    if found is not None and not (known and other_frameworks.comes_first(known.also, cx.config.path)):
         message = f"this is a file of {found.title}, which dslpar cannot judge"
         yield Problem(Location(cx.config.path), message, found.advice)
 
