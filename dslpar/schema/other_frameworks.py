@@ -70,7 +70,7 @@ def other_frameworks() -> tuple[OtherFramework, ...]:
 
 
 def comes_first(also: Collection[str], path: str) -> bool:
-    """Return whether a framework that `dslpar import` reads is certain: by arguments, or by two kinds of keys (`also`)."""
+    """Return whether a framework that `dslpar import` reads is certain: by arguments, or two kinds of keys (`also`)."""
     return path.endswith(SHELL_ENDINGS) or bool(also)
 
 
