@@ -17,6 +17,7 @@ from dslpar.core.errors import Finding
 from dslpar.core.visible import visible
 from dslpar.language.finder import PACKAGE
 from dslpar.language.load import Config
+from dslpar.language.source import read_source
 from dslpar.linter import check
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _SYNTAX, _FOREIGN, _PROGRAM = "CFG001", "CFG123", "CFG129"
 _ALWAYS_FOREIGN = (".hjson",)
+MODEL_HELP = "take the model from this dslpar config, or from this folder of Hugging Face, which has a config.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = tuple(sorted(name.removesuffix(".txt") for name in tables if name.endswith(".txt")))
     help = "the framework of the named files; default: detected from each file"
     parser.add_argument("--from", dest="source", choices=names, metavar="FRAMEWORK", help=help)
-    help = (
-        "for another framework's config without a model: take the model from this dslpar config, or its sizes from"
-        " this folder of Hugging Face, which has a config.json"
-    )
+    help = f"for another framework's config without a model: {MODEL_HELP}"
     parser.add_argument("--model", metavar="FILE", help=help)
 
 
@@ -81,9 +80,13 @@ def findings(
         return _of_program(config, found, world_size, cluster)
     from dslpar.migrate.foreign_lint import lint_text  # few files get here
 
-    model = _model(args.model, parser, sizes=True)
+    model = model_of(args.model, parser, sizes=True)
     config.sources.update(parts)
-    return lint_text(text, config.path, world_size, cluster, args.source or "", model, parts)
+    found = lint_text(text, config.path, world_size, cluster, args.source or "", model, parts)
+    for path in {item.location.path for item in found} - config.sources.keys():
+        if os.path.isfile(path):  # a file that the config names, such as DeepSpeed's JSON: findings show its lines
+            config.sources[path] = read_source(path, {}).text
+    return found
 
 
 def parts_of(configs: Sequence[Config], named: Collection[str], source: str | None) -> tuple[str, Mapping[str, str]]:
@@ -152,7 +155,7 @@ def _noted(found: list[Finding], note: str) -> list[Finding]:
     return [item._replace(severity="info", message=note, help="") for item in found if item.code == _PROGRAM]
 
 
-def _model(name: str | None, parser: argparse.ArgumentParser, sizes: bool = False) -> Model | None:
+def model_of(name: str | None, parser: argparse.ArgumentParser, sizes: bool = False) -> Model | None:
     """Return the model section of the config or folder that --model names.
 
     `sizes`: of a folder, the sizes that all frameworks share, and not the class of transformers.
@@ -204,24 +207,51 @@ class Converted(NamedTuple):
         return [*(item for item in linted.findings if item.severity != "info"), *dict.fromkeys(ours)]
 
 
+def one_run(
+    paths: Sequence[str], args: argparse.Namespace, parser: argparse.ArgumentParser
+) -> tuple[str, Mapping[str, str]]:
+    """Return the config of a run, and the other files with which its framework merges it: texts by path.
+
+    Exits with a usage error if several files are not of one run.
+    """
+    if len(paths) == 1:
+        return paths[0], {}
+    main, parts = parts_of([check.load(path) for path in paths], paths, args.source)
+    if len(parts) + 1 != len(paths):
+        command = parser.prog.split()[-1]
+        parser.error(f"{command} takes one config, not {len(paths)} (or the files that GPT-NeoX merges in one run)")
+    return main, parts
+
+
 def load(
-    path: str, overrides: Sequence[str], args: argparse.Namespace, parser: argparse.ArgumentParser
+    path: str,
+    overrides: Sequence[str],
+    args: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    parts: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Config, Converted | None]:
-    """Load a config; one of another framework is converted in memory, and a note says what was assumed."""
+    """Load a config; one of another framework is converted in memory, and a note says what was assumed.
+
+    `parts`: further files of the same run, texts by path.
+    """
     trusted = tuple(getattr(args, "trust", ()))
     plain = check.load(path, trusted=trusted)
-    made = None if getattr(args, "program", False) else converted(path, args, parser, plain)
+    made = None if getattr(args, "program", False) else converted(path, args, parser, plain, parts)
     if made is None:
         return check.load(path, overrides, trusted=trusted) if overrides else plain, None
     return check.load_text(made.text, made.path, overrides)._replace(trusted=trusted), made
 
 
 def converted(
-    path: str, args: argparse.Namespace, parser: argparse.ArgumentParser, config: Config | None = None
+    path: str,
+    args: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    config: Config | None = None,
+    parts: Mapping[str, str] = MappingProxyType({}),
 ) -> Converted | None:
     """Convert another framework's config, and print what was assumed; None if the file is not such a config.
 
-    `config`: the file, if it has been read.
+    `config`: the file, if it has been read. `parts`: further files of the same run, texts by path.
     """
     name = getattr(args, "source", None) or ""
     config = config or check.load(path)
@@ -231,12 +261,12 @@ def converted(
     from dslpar.migrate import writer
     from dslpar.migrate.convert import convert
     from dslpar.migrate.registry import TABLES
-    from dslpar.migrate.sources import read_text
+    from dslpar.migrate.sources import merged, read_text
 
-    source = read_text(text, path, name)
+    source = merged(read_text(text, path, name), parts)
     if not source.config.complete or source.name not in TABLES:
         return None
-    model = _model(getattr(args, "model", None), parser)
+    model = model_of(getattr(args, "model", None), parser)
     made = convert(source, model.section if model else None)
     sys.stderr.write(visible(_assumed(made, path, TABLES[source.name].title)) + "\n")
     return Converted(path if path.endswith(".py") else f"{path}.py", writer.file_of(made), source, model)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from dslpar.cli import arguments
+from dslpar.cli.foreign_files import MODEL_HELP, model_of
 from dslpar.core.errors import has_errors
 from dslpar.core.visible import visible
 from dslpar.language.errors import ConfigError
@@ -57,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the config's framework: {names}; default: detected from FILE",
     )
     add("--recipe", metavar="NAME", help="the function of FILE whose config to import; default: the first one")
-    add("--model", metavar="FILE", help="take the model from this dslpar config")
+    add("--model", metavar="FILE", help=MODEL_HELP)
     add("--world-size", type=number, metavar="N", help="lint the result for this number of ranks")
     add("--num-samples", type=number, metavar="N", help="number of samples in the data, to convert epochs to steps")
     arguments.add_format(parser)
@@ -69,7 +68,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     args.out = None if args.out == "-" else args.out
     if args.out and os.path.lexists(args.out) and not args.force:
         parser.error(f"{args.out} exists: choose another name, or --force")
-    source, model = _source(args, parser), _model(args, parser)
+    source, given = _source(args, parser), model_of(args.model, parser)
+    model = given.section if given else None
     made = convert(source, model)
     if args.num_samples:
         if convert(source, model, Epoch(args.num_samples, 1)).entries == made.entries:
@@ -141,20 +141,6 @@ def _refuse_others(text: str, args: argparse.Namespace) -> None:
     if found is not None:
         arguments.print_findings([found], {args.file: text})
         sys.exit(2)
-
-
-def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping[str, Any] | None:
-    """Return the model section of the config that --model names."""
-    if args.model is None:
-        return None
-    config = check.load(args.model)
-    if not config.complete:
-        parser.error(f"--model {args.model}: {config.findings[0].message}")
-    node = config.root.value.get("model")
-    if node is None or not node.is_mapping:
-        parser.error(f"{args.model} has no model")
-    type_ = {} if node.target is None else {"type": node.target.name.removeprefix("dslpar.models.")}
-    return type_ | {str(key): child.plain() for key, child in node.value.items()}
 
 
 def _open_sizes(made: Import) -> list[str]:

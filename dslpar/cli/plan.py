@@ -87,10 +87,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return plan_calibrate.run(args, parser)
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
-    path = _path(args, parser)
+    path, parts = foreign_files.one_run(arguments.config_paths(args, parser), args, parser)
+    arguments.project_in(".")
     args.world_size = arguments.default_world_size(args, path)
     texts: dict[str, str] = {}
-    made = foreign_files.converted(path, args, parser)
+    made = foreign_files.converted(path, args, parser, parts=parts)
     if made is not None:
         if args.apply is not None:
             parser.error(f"--apply changes dslpar's configs: dslpar import {path} -o FILE writes one")
@@ -150,14 +151,6 @@ def _check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> N
     others = args.apply is not None or args.fix or args.dry_run or args.trace
     if args.calibrate and (others or arguments.overrides(args)):
         parser.error("--calibrate goes without --apply, --fix, --dry-run, --trace and overrides")
-
-
-def _path(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
-    paths = arguments.config_paths(args, parser)
-    if len(paths) != 1:
-        parser.error(f"plan takes one config, not {len(paths)}")
-    arguments.project_in(".")
-    return paths[0]
 
 
 def _apply(

@@ -46,11 +46,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("--output-dir goes with --format html")
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
-    paths = arguments.config_paths(args, parser)
-    if len(paths) != 1:
-        parser.error(f"show takes one config, not {len(paths)}")
+    path, parts = foreign_files.one_run(arguments.config_paths(args, parser), args, parser)
     arguments.project_in(".")
-    config, foreign = foreign_files.load(paths[0], arguments.overrides(args), args, parser)
+    config, foreign = foreign_files.load(path, arguments.overrides(args), args, parser, parts)
     args.world_size = arguments.default_world_size(args, config.path)
     world_size = arguments.world_size(args, cluster, parser, lambda: config)
     if world_size is None:

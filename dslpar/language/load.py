@@ -107,17 +107,29 @@ def load(
 
 
 def load_text(
-    text: str, path: str, overrides: Sequence[str] = (), shorthands: Mapping[str, str] = NO_SHORTHANDS
+    text: str,
+    path: str,
+    overrides: Sequence[str] = (),
+    shorthands: Mapping[str, str] = NO_SHORTHANDS,
+    is_pyyaml: bool = False,
 ) -> Config:
-    """Evaluate a config's text. Relative imports start at `path`, and findings show it."""
-    return _load(Source(path, text), overrides, shorthands)
+    """Evaluate a config's text. Relative imports start at `path`, and findings show it.
+
+    `is_pyyaml`: whether YAML is read as PyYAML reads it, since its author's program does.
+    """
+    return _load(Source(path, text), overrides, shorthands, is_pyyaml=is_pyyaml)
 
 
 def _load(
-    source: Source, overrides: Sequence[str], shorthands: Mapping[str, str], texts: Mapping[str, str] = NO_TEXTS
+    source: Source,
+    overrides: Sequence[str],
+    shorthands: Mapping[str, str],
+    texts: Mapping[str, str] = NO_TEXTS,
+    is_pyyaml: bool = False,
 ) -> Config:
     start, key = Location(source.path), os.path.realpath(source.path)
     session, root, unknown = Session(texts, evaluate), Node({}, start), frozenset[str]()
+    session.is_pyyaml = is_pyyaml
     names: dict[str, Binding] | None = None
     try:
         names = _names(source, key, session)

@@ -66,6 +66,8 @@ class Session:
         """Whether the file under evaluation is a module."""
         self.modules: dict[str, dict[str, Binding] | None] = {}
         """Names of each module by real path, shared by all of its importers; None if it could not be evaluated."""
+        self.is_pyyaml = False
+        """Whether YAML is read as PyYAML reads it, for other frameworks' files: see `yaml_io`."""
         self._imports = 0
 
     def add(self, item: Finding) -> None:

@@ -4,6 +4,9 @@ No tag is ever constructed. Scalars follow YAML 1.2's core schema; PyYAML follow
 string in PyYAML), `010` is 10 (8 in PyYAML), and `yes`, `1:30` and dates are strings (True, 90 and a date in PyYAML). A
 string is written in quotes if either version would read it as another type.
 
+Other frameworks' files (`Session.is_pyyaml`) have two things of YAML 1.1 that their programs read: `yes`, `no`, `on`
+and `off` as values, and the merge key `<<`, whose mappings set what the mapping itself does not.
+
 Three kinds of values change when a written file is read back. Tuples become lists. LazyCall mappings become mappings
 with the key `_target_`. References become strings with their full names, which are valid wherever a class is expected.
 """
@@ -26,6 +29,13 @@ from dslpar.language.values import Binding, Dict, List, Located, Value
 
 NULLS = ("", "~", "null", "Null", "NULL")
 TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+OLD_TRUTHS = {
+    word: value
+    for name, value in (("yes", True), ("on", True), ("no", False), ("off", False))
+    for word in (name, name.capitalize(), name.upper())
+}
+"""Booleans of YAML 1.1 alone."""
+MERGE = "<<"
 MAX_DIGITS = 400
 INT = re.compile(r"[-+]?[0-9]+")
 PREFIXED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
@@ -180,7 +190,7 @@ class _Reader:
         start, end = (self.source.position(mark.index) for mark in (event.start_mark, event.end_mark))
         return Location(self.source.path, *start, *end)
 
-    def value(self, event: yaml.Event, depth: int) -> Located:
+    def value(self, event: yaml.Event, depth: int, is_key: bool = False) -> Located:
         """Read the value that begins with an event, consuming all events up to its end."""
         self.session.budget.spend(1)
         location = self.location(event)
@@ -198,6 +208,8 @@ class _Reader:
         if isinstance(event, yaml.ScalarEvent):
             is_text = event.style in ("'", '"', "|", ">") or (event.tag or "").endswith(":str")
             made = check_size(event.value if is_text else scalar(event.value))
+            if self.session.is_pyyaml and not is_text and not is_key:
+                made = OLD_TRUTHS.get(event.value, made)
         else:
             made = Dict() if isinstance(event, yaml.MappingStartEvent) else List()
         # Stored before it is filled, since an alias within it may name it. The export refuses such a container.
@@ -219,19 +231,33 @@ class _Reader:
             check_items(len(made))
 
     def fill_mapping(self, made: Dict, depth: int) -> None:
+        merged: list[Dict] = []
         for event in self.events:
             if isinstance(event, yaml.MappingEndEvent):
+                self.merge(made, merged)
                 return
-            key, key_location = self.value(event, depth + 1)
+            key, key_location = self.value(event, depth + 1, is_key=True)
             value, location = self.value(next(self.events), depth + 1)
-            self.put(made, key, value, location, key_location)
+            others = value if isinstance(value, List) else [value]
+            if key == MERGE and self.session.is_pyyaml and all(isinstance(other, Dict) for other in others):
+                merged += [other for other in others if isinstance(other, Dict)]
+            else:
+                self.put(made, key, value, location, key_location)
+
+    def merge(self, made: Dict, merged: list[Dict]) -> None:
+        """Add what the mappings of `<<` set and the mapping itself does not; the first of several counts."""
+        for other in merged:
+            for key, value in other.items():
+                self.session.budget.spend(1)
+                if key not in made:
+                    made.put(key, value, *other.origins[key])
 
     def put(self, made: Dict, key: Value, value: Value, location: Location, key_location: Location) -> None:
         """Set an item. A key that the language does not support is a finding instead."""
         if isinstance(key, (Dict, List)):
             self.session.report(ConfigError("CFG013", "a key that is neither a string nor a number"), key_location)
             return
-        if key == "<<":
+        if key == MERGE:
             message = "the merge key `<<` is not part of the config language"
             self.session.report(ConfigError("CFG002", message, "choose the keys, and write them out"), key_location)
             return

@@ -120,9 +120,12 @@ def load(
     return config._replace(trusted=tuple(trusted)) if trusted else config
 
 
-def load_text(text: str, path: str, overrides: Sequence[str] = ()) -> Config:
-    """Evaluate a text as `load` evaluates a file; `path` stands for the file in findings."""
-    return evaluate_text(text, path, overrides, _shorthands(overrides))
+def load_text(text: str, path: str, overrides: Sequence[str] = (), is_pyyaml: bool = False) -> Config:
+    """Evaluate a text as `load` evaluates a file; `path` stands for the file in findings.
+
+    `is_pyyaml`: whether YAML is read as PyYAML reads it, since its author's program does.
+    """
+    return evaluate_text(text, path, overrides, _shorthands(overrides), is_pyyaml)
 
 
 def _shorthands(overrides: Sequence[str]) -> Mapping[str, str]:

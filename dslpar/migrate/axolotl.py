@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dslpar.migrate.conversions import number
-from dslpar.migrate.huggingface import steps_of, warmup, without_warmup
+from dslpar.migrate.huggingface import compiled, steps_of, warmup, without_warmup
 from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
 
 
@@ -38,9 +38,11 @@ def lora_linear(value: object, view: View, row: Row) -> Outcome:
     return changed(row.to, "all-linear", "all linear layers but the head")
 
 
-def compiled(value: object, view: View, row: Row) -> Outcome:
+def axolotl_compiled(value: object, view: View, row: Row) -> Outcome:
     """Keep the switch of torch.compile; 'auto' depends on the machine."""
-    return row.as_is(value) if isinstance(value, bool) else needed("it depends on the machine: choose", row.to)
+    if isinstance(value, bool):
+        return compiled(value, view, row)
+    return needed("it depends on the machine: choose", row.to)
 
 
 def axolotl_tf32(value: object, view: View, row: Row) -> Outcome:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from dslpar.core.errors import Finding, Location
@@ -16,7 +17,7 @@ from dslpar.language.tree import TARGET, Node
 from dslpar.migrate.defaults import defaults_of
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import DEEPSPEED, JSON_ENDINGS, Source, assigned
-from dslpar.migrate.table import Epoch, Fate, Outcome, Row, Table, View, dead, dropped, filled, needed
+from dslpar.migrate.table import REST, Epoch, Fate, Outcome, Row, Table, View, dead, dropped, filled, needed
 from dslpar.migrate.unread import UNREAD
 from dslpar.schema.sections_reader import SECTIONS
 
@@ -160,24 +161,20 @@ class Converter:
     def is_section(self, name: str) -> bool:
         """Return whether rows match keys below this key, or the key is in a dslpar section that no row mentions."""
         first = name.partition(".")[0]
-        if first in SECTIONS and first not in self.known:
+        if self.table.own_names and first in SECTIONS and first not in self.known:
             return True
         return any(row.pattern.startswith(f"{name}.") for row in self.table.rows)
 
     def row(self, name: str) -> tuple[Row | None, str]:
         """Find the first row that matches a key, and the rest that its `**` matches."""
-        for row in self.table.rows:
-            rest = row.rest(name)
-            if rest is not None:
-                return row, rest
-        return None, ""
+        return _index_of(self.source.name).row(name)
 
     def unknown(self, leaf: Leaf, first: str) -> Outcome:
         """Return the outcome of a key without a row."""
         known = self.known
         if leaf.value is UNREAD and (first in known or first in SECTIONS):
             return _not_evaluated("")
-        if first in SECTIONS and first not in known:
+        if self.table.own_names and first in SECTIONS and first not in known:
             return Outcome("kept", leaf.name, leaf.value)
         if self.table.own_names and first not in known:
             return self.own_name(leaf, first)
@@ -191,8 +188,14 @@ class Converter:
             ignored = f"{self.table.title} ignores top-level keys that it does not know"
             return needed(f"{ignored}; {close}") if close else dead(ignored)
         none = f"{self.table.title} has no such key"
-        if self.table.partial:
+        if self.table.partial or self.source.path.endswith(self.table.open_in):
             none = "dslpar import has no row for this key: leave it out"
+        elif self.table.is_open and not close:
+            none = f"none of {self.table.title}'s keys, but perhaps the program's own: leave it out"
+        elif (section := leaf.key.partition(".")[0]) in self.table.open_sections and (
+            not close or self.is_of_other_class(section)
+        ):
+            none, close = f"it is of a class of {section} that dslpar does not know: leave it out", ""
         return needed(none + (f"; {close}" if close else ""))
 
     def unknown_in_section(self, name: str) -> Outcome:
@@ -203,6 +206,11 @@ class Converter:
             ignored = f"{inner.title} ignores top-level keys that it does not know"
             return needed(f"{ignored}; {close}") if close else dead(ignored)
         return needed(f"{inner.title} has no such key" + (f"; {close}" if close else ""))
+
+    def is_of_other_class(self, section: str) -> bool:
+        """Return whether the source names the class of a section, and its keys are not those that are listed."""
+        name = self.view.values.get(f"{section}.{TARGET}")
+        return name is not None and str(name).rpartition(".")[2] not in self.table.listed_classes
 
     def own_name(self, leaf: Leaf, first: str) -> Outcome:
         """Drop a top-level variable of the author, unless its name resembles one of the framework's keys."""
@@ -283,6 +291,9 @@ class Converter:
         for key, why in self.table.wants.items():
             if not (self.is_settled(key) or (self.model and key.startswith("model"))):
                 self.note("", needed(why, key), whole)
+        for key, why in self.table.overrides.items() if self.source.path.endswith(self.table.overriding) else ():
+            if not (self.is_settled(key) or self.is_written(key)):
+                self.note("", needed(why, key), whole)
         for key, value in self.table.unset.items():
             if not self.is_settled(key):
                 self.add(
@@ -310,6 +321,11 @@ class Converter:
         asked = (entry.to for entry in self.entries if entry.fate == "needed")
         return bool(self.clash(to)) or any(f"{key}.".startswith(f"{to}.") for key in asked)
 
+    def is_written(self, to: str) -> bool:
+        """Return whether the source has a key for this one of dslpar, although its value sets nothing (a size of 1)."""
+        rows = (self.row(leaf.name)[0] for leaf in (*self.leaves, *(leaf for leaf, _ in self.unread)))
+        return any(row is not None and row.to == to for row in rows)
+
     def finish(self) -> None:
         """Add implied values, ZeRO for half precision, and the model."""
         for key, value, because, place in self.implied:
@@ -332,6 +348,48 @@ class Converter:
         """Add a value that no key of the source sets itself."""
         self.values[key], self.source_keys[key] = value, why
         self.note("", Outcome("added", key, value, why), location)
+
+
+class _RowIndex:
+    """Index of a table's rows, which are looked up for each key of a source and for each default of its framework."""
+
+    def __init__(self, table: Table) -> None:
+        self.exact: dict[str, int] = {}
+        """Number of the first row for a whole key."""
+        self.rows = table.rows
+        self.open = [number for number, row in enumerate(table.rows) if row.pattern.endswith(REST)]
+        """Numbers of the rows with `**`."""
+        self.by_section: dict[str, list[int]] = {}
+        """Those of `open` that may match a key, by its first name."""
+        for number, row in enumerate(table.rows):
+            self.exact.setdefault(row.pattern, number)
+
+    def row(self, name: str) -> tuple[Row | None, str]:
+        """Return the first row that matches a key, and what its `**` matches."""
+        exact = self.exact.get(name, len(self.rows))
+        for number in self.matching(name.partition(".")[0]):
+            if number > exact:
+                break
+            rest = self.rows[number].rest(name)
+            if rest is not None:
+                return self.rows[number], rest
+        return (self.rows[exact], "") if exact < len(self.rows) else (None, "")
+
+    def matching(self, section: str) -> list[int]:
+        """Return the numbers of the rows with `**` that may match keys of a section, in order."""
+        if section not in self.by_section:
+            prefixes = ((number, self.rows[number].pattern.removesuffix(REST)) for number in self.open)
+            self.by_section[section] = [
+                number
+                for number, prefix in prefixes
+                if prefix.partition(".")[0] == section or ("." not in prefix and section.startswith(prefix))
+            ]
+        return self.by_section[section]
+
+
+@cache
+def _index_of(name: str) -> _RowIndex:
+    return _RowIndex(TABLES[name])
 
 
 # Keys of a source -------------------------------------------------------------------------------------------------

@@ -24,8 +24,10 @@ from dslpar.linter import check
 from dslpar.migrate import expression
 from dslpar.migrate.convert import IMPLIED, Converter, Import, Leaf, own_location, refused
 from dslpar.migrate.convert import Entry as Converted
+from dslpar.migrate.defaults import defaults_of
 from dslpar.migrate.framework_rules import Entry, Rules, rules_of
-from dslpar.migrate.sources import JSON_ENDINGS, REFUSED, Source, merged, read_text
+from dslpar.migrate.sources import DEEPSPEED, JSON_ENDINGS, REFUSED, Source, merged, read_text
+from dslpar.migrate.table import Table
 from dslpar.migrate.unread import UNREAD
 from dslpar.schema.frameworks import frameworks
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 CODES: Mapping[str, str] = {"error": REFUSED, "warning": "FRN202", "info": "FRN203"}
 """Severity of a check of the framework -> the code of its findings."""
 UNKNOWN_KEY, NOT_JUDGED = "FRN204", "FRN205"
+_TWICE = "CFG012"
 _MOST_NAMED = 8
 """Keys that one finding names."""
 
@@ -99,14 +102,16 @@ def lint_source(
     if model is not None:
         places |= {f"model.{key}": Location(model.path) for key in model.section}
     config = _config_of(made, places, rules)
+    titles = [converter.table.title, *(inner.title for inner in _inner(converter.table))]
     found = [
         *_language(source),
         *_missing(source),
-        *_own_checks(converter, rules, world_size),
+        *_own_checks(_Written(converter, world_size, source.path.endswith(rules.partial)), rules, source),
+        *_checks_of_section(converter, world_size),
         *_of_dslpar(config, made, rules, world_size, cluster, places),
-        *_unknown_keys(made, converter.table.title),
+        *(item for title in titles for item in _unknown_keys(made, title, converter.table.under)),
     ]
-    found += _not_judged(made, converter.table.title, {item.key for item in found})
+    found += _not_judged(made, titles, {item.key for item in found})
     unique = dict.fromkeys(found)
     return Linted(made, config, sorted(unique, key=Finding.sort_key), places)
 
@@ -114,9 +119,12 @@ def lint_source(
 def _language(source: Source) -> list[Finding]:
     """Return what the evaluator found, except about the language of Python configs, which is dslpar's own.
 
-    A file that only dslpar cannot read is a warning: the framework may run with it, and its keys are unchecked.
+    A file that only dslpar cannot read is a warning: the framework may run with it, and its keys are unchecked. So is
+    a key that is written twice: PyYAML and Python's json take the later value, and only DeepSpeed's reader refuses it.
     """
-    at_home = [item for item in source.config.findings if item.code in ("CFG012", REFUSED)]
+    at_home = [item for item in source.config.findings if item.code in (_TWICE, REFUSED)]
+    if source.name != DEEPSPEED:
+        at_home = [item._replace(severity="warning") if item.code == _TWICE else item for item in at_home]
     at_home += [
         language_finding("CFG009", place, f"{reason}: its keys are not checked", severity="warning")
         for place, reason in source.unreadable
@@ -291,32 +299,59 @@ def _literal(text: str) -> str:
 # Checks of the framework --------------------------------------------------------------------------------------------
 
 
-def _own_checks(converter: Converter, rules: Rules, world_size: int | None) -> Iterator[Finding]:
+def _own_checks(seen: _Written, rules: Rules, source: Source) -> Iterator[Finding]:
     """Yield the findings of the framework's own checks, each at the first key of it that the author wrote."""
-    seen = _Written(converter, world_size, converter.source.path.endswith(rules.partial))
     for rule in rules.checks:
         if not expression.holds(rule.when, seen.value_of, seen.is_given):
             continue
         leaf = next(filter(None, map(seen.leaf, (rule.subject, *expression.keys_of(rule.when)))), None)
         if leaf is not None:
-            yield _finding(rule, converter.source, leaf.key, leaf.location, seen.value_of)
+            yield _finding(rule, source, leaf.key, leaf.location, seen.value_of)
         elif f"not given({rule.subject})" in rule.when:  # the framework wants the key, which is not there
-            yield _finding(rule, converter.source, rule.subject, Location(converter.source.path), seen.value_of)
+            yield _finding(rule, source, rule.subject, Location(source.path), seen.value_of)
+
+
+def _inner(table: Table) -> Iterator[Table]:
+    """Yield the table of DeepSpeed if a section of the source, or a file that it names, has DeepSpeed's keys."""
+    inner = table.includes if table.under else None
+    while inner is not None and inner.includes is not None:  # LLaMA-Factory has it from TrainingArguments
+        inner = inner.includes
+    if inner is not None:
+        yield inner
+
+
+def _checks_of_section(converter: Converter, world_size: int | None) -> Iterator[Finding]:
+    """Yield the findings of DeepSpeed's own checks about the section, or about the file that it names."""
+    used = converter.view.value("distributed_type")
+    if used not in (None, "DEEPSPEED"):  # only Accelerate has this key, and it reads the plugin of its type alone
+        return
+    for inner in _inner(converter.table):
+        seen = _Written(converter, world_size, is_partial=False, section=inner)
+        if seen.by_name:
+            yield from _own_checks(seen, rules_of(inner.framework.name), converter.source)
 
 
 class _Written:
     """The keys that a source writes, as the conditions of checks name them.
 
     A condition may name a key as the table does (`seq_length`), or with its section, where several sections have a
-    key of the same name (`model.seq_length` and `dataset.seq_length`).
+    key of the same name (`model.seq_length` and `dataset.seq_length`). `section`: the included table to whose section
+    the keys are limited; they are named as in a file of that section alone.
     """
 
-    def __init__(self, converter: Converter, world_size: int | None, is_partial: bool) -> None:
-        self.framework, self.defaults = converter.table.framework, converter.view.defaults
+    def __init__(
+        self, converter: Converter, world_size: int | None, is_partial: bool, section: Table | None = None
+    ) -> None:
+        table = section or converter.table
+        self.framework, self.defaults = table.framework, converter.view.defaults
         self.world_size, self.is_partial = world_size, is_partial
         leaves = [*converter.leaves, *(leaf for leaf, _ in converter.unread)]
-        start = f"{converter.table.wrapper}."
-        self.by_name = {leaf.name: leaf for leaf in leaves}
+        start = f"{converter.table.under if section else converter.table.wrapper}."
+        if section is not None:
+            leaves = [leaf for leaf in leaves if leaf.name.startswith(start)]
+            names = {leaf.name.removeprefix(start): leaf.value for leaf in leaves}
+            self.defaults = {key: default.value for key, default in defaults_of(names, table.defaults).items()}
+        self.by_name = {leaf.name.removeprefix(start) if section else leaf.name: leaf for leaf in leaves}
         self.by_key = {self.framework.written(leaf.key).removeprefix(start): leaf for leaf in leaves}
 
     def leaves_for(self, key: str) -> Mapping[str, Leaf]:
@@ -368,20 +403,22 @@ def _shown(value: Any) -> str:
 # Keys ---------------------------------------------------------------------------------------------------------------
 
 
-def _unknown_keys(made: Import, title: str) -> Iterator[Finding]:
-    """Yield a finding for each key that the framework does not have."""
+def _unknown_keys(made: Import, title: str, under: str) -> Iterator[Finding]:
+    """Yield a finding for each key that the framework does not have; `under`: the section of an included table."""
     for entry in made.entries:
         ignored = entry.why.startswith(f"{title} ignores top-level keys")
         missing = entry.why.startswith(f"{title} has no such key;")
         if entry.key and (ignored or missing):
             close = entry.why.partition("; ")[2]
-            message = f"{title} has no key {entry.key!r}" + (", and ignores it" if ignored else "")
+            in_file = entry.location.path != made.source.path  # DeepSpeed's JSON, which has no such section
+            key = entry.key.lstrip("-").removeprefix(f"{under}.") if in_file and under else entry.key
+            message = f"{title} has no key {key!r}" + (", and ignores it" if ignored else "")
             yield make_finding(UNKNOWN_KEY, message, close or "leave it out", entry.location, entry.key)
 
 
-def _not_judged(made: Import, title: str, judged: Collection[str]) -> Iterator[Finding]:
+def _not_judged(made: Import, titles: Sequence[str], judged: Collection[str]) -> Iterator[Finding]:
     """Yield one finding that names the keys that dslpar cannot judge; `judged`: keys that have a finding."""
-    not_there = (f"{title} has no such key;", f"{title} ignores")
+    not_there = tuple(start for title in titles for start in (f"{title} has no such key;", f"{title} ignores"))
     needed = [entry for entry in made.entries if entry.key and entry.fate == "needed"]
     left = [entry for entry in needed if entry.key not in judged and not entry.why.startswith(not_there)]
     if left:

@@ -352,6 +352,17 @@ def of_fsdp(value: object, view: View, row: Row) -> Outcome:
     return _PLUGIN[row.argument](value, view, row._replace(argument=""))
 
 
+def compiled(value: object, view: View, row: Row) -> Outcome:
+    """Keep a setting of torch.compile, which changes no result; dslpar's layers do not compile at ZeRO 3 (ZER110)."""
+    stage = view.value("deepspeed.zero_optimization.stage")
+    is_fsdp = (
+        view.value("fsdp") not in _NOTHING or view.value("fsdp_version") is not None
+    )  # Axolotl's FSDP 2 has no fsdp
+    if value and (_stage_of_fsdp(view) if stage is None and is_fsdp else stage) == _WHOLE:
+        return dropped("dslpar compiles no layers at ZeRO 3, which gathers weights between their operations")
+    return row.as_is(value)
+
+
 def named_file(value: object, view: View, row: Row) -> Outcome:
     """Ask for the keys of a JSON file that a section names in place of its keys."""
     return needed(f"the keys of {value!r} are not read: write them here", "zero")

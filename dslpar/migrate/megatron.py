@@ -132,7 +132,12 @@ def pipeline_size(value: object, view: View, row: Row) -> Outcome:
 
 def virtual_stages(value: object, view: View, row: Row) -> Outcome:
     """Convert the number of virtual stages per rank of a pipeline."""
-    return chunks(value, _num_stages(view) != 1, row)
+    layers, num_stages = view.get("num_layers"), _num_stages(view)
+    uneven = next((key for key in _UNEVEN if view.values.get(key) not in (None, False)), None)
+    known = all(type(size) is int for size in (value, layers, num_stages))
+    if uneven and known and num_stages > 1 and layers < num_stages * value:
+        return needed(f"{uneven} leaves a virtual stage without layers: choose those of each rank", row.to)
+    return chunks(value, num_stages != 1, row)
 
 
 def layers_of_virtual_stage(value: object, view: View, row: Row) -> Outcome:
@@ -146,6 +151,16 @@ def layers_of_virtual_stage(value: object, view: View, row: Row) -> Outcome:
     made = chunks(layers // num_stages // value, num_stages != 1, row)
     why = f"{layers} layers / {num_stages} ranks / {value}: the number of stages per rank"
     return made._replace(why=why) if made.fate == "changed" else made
+
+
+_UNEVEN = (
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "pipeline_model_parallel_layout",
+)
+"""Keys that give the stages different numbers of layers, so that a virtual stage may have no layer at all."""
 
 
 def _num_stages(view: View) -> Any:

@@ -12,6 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from dslpar.language.tree import Node
 from dslpar.migrate import conversions, megatron
 from dslpar.migrate.defaults import read_defaults
 from dslpar.migrate.recipes import Helper
@@ -41,6 +42,24 @@ def unless_default(value: object, view: View, row: Row) -> Outcome:
     if value is False or value == [] or repr(value) in _silences().get(row.pattern, ()):
         return dropped("off, as if left out")
     return megatron.unless_default(value, view, row)
+
+
+_CALL, _PARTIAL = "_call_", "_partial_"
+
+
+def with_functions(root: Node) -> Node:
+    """Return a saved config with the names of functions in place of the mappings that stand for them.
+
+    Megatron-Bridge saves `activation_func: {_call_: false, _target_: torch.nn.functional.silu}`, and a function with
+    some of its arguments with `_partial_: true` (utils/instantiate_utils.py).
+    """
+    made: dict[object, Node] = {}
+    for key, node in root.value.items():
+        if node.is_mapping and node.target is not None and not {_CALL, _PARTIAL}.isdisjoint(node.value):
+            made[key] = Node(str(node.target), node.target_location or node.location, node.key_location)
+        else:
+            made[key] = with_functions(node) if node.is_mapping else node
+    return root._replace(value=made)
 
 
 # The model --------------------------------------------------------------------------------------------------------

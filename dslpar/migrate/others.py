@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dslpar.core.errors import Finding, Location
+from dslpar.language.tree import Node
 from dslpar.linter import check
 from dslpar.linter.registry import rule_finding
 from dslpar.migrate.sources import JSON_ENDINGS, without_comments
 from dslpar.migrate.trainer_programs import arguments_in
-from dslpar.schema import other_frameworks
+from dslpar.schema import frameworks, other_frameworks
 from dslpar.schema.python_programs import message_of, program_in
 
 
@@ -20,7 +21,9 @@ def finding_about(text: str, path: str) -> Finding | None:
     )
     values = {} if loaded is None else loaded.root.plain()
     framework = other_frameworks.recognise(values, text, path)
-    if framework is not None:
+    root = Node({}, Location(path)) if loaded is None else loaded.root
+    known = frameworks.recognise(root, path, (), text) if framework is not None and framework.yields else None
+    if framework is not None and not (known and other_frameworks.comes_first(known.also, path)):
         message = f"this is a file of {framework.title}, which dslpar cannot convert"
         return rule_finding("CFG128", message, framework.advice, Location(path))
     program = program_in(text, path, ())

@@ -15,7 +15,22 @@ from dslpar.migrate.table import FATES, Row, Table
 def page() -> str:
     """Return the whole page."""
     head = resources.files("dslpar.migrate").joinpath("data/page.md").read_text(encoding="utf-8")
-    return head + "".join(_section(table) for table in TABLES.values())
+    return head.replace("{sources}", _sources()) + "".join(_section(table) for table in TABLES.values())
+
+
+def _sources() -> str:
+    """Return the table that says what lint judges in each source, and how many files were tried."""
+    rows = ""
+    for table in TABLES.values():
+        rules = rules_of(table.framework.name)
+        link = "".join(letter for letter in table.title.lower() if letter.isalnum() or letter in " -").replace(" ", "-")
+        endings = " ".join(f"`{ending}`" for ending in table.framework.endings)
+        own = len(rules.checks)
+        own_text = f"{own}, and DeepSpeed's {len(rules_of('deepspeed').checks)}" if table.under else str(own)
+        tried = f"{table.tried}, and {table.tried_there}" if table.tried_there else str(table.tried)
+        rows += f"| [{table.title}](#{link}) | {endings} | {len(rules.judged)} | {own_text} | {tried} |\n"
+    head = "| source | endings | rules of dslpar | checks of its own | files |\n|---|---|---|---|---|\n"
+    return (head + rows).rstrip("\n")
 
 
 def _section(table: Table) -> str:

@@ -329,7 +329,7 @@ class _Follower:
             return self.attribute(node, env, place)
         if isinstance(node, ast.Call):
             return self.called(node, env, depth, place)
-        return Node(self.computed(node, env, depth), place)
+        return _tree(self.computed(node, env, depth), place)  # lists may be joined, or repeated
 
     def literal(self, node: ast.Dict, env: Mapping[str, Node], depth: int, place: Location) -> Node:
         """Return the mapping of a dict's display; `**NAME` adds a known mapping."""

@@ -56,24 +56,38 @@ def read_table(name: str, lists: Lists) -> Table:
         framework,
         rows,
         {name: functions[name] for name in {row.conversion for row in rows} if name},
-        facts.get("wrapper", ""),
-        facts.get("own_names") == "yes",
-        facts.get("ignores") == "yes",
-        facts.get("partial") == "yes",
-        tuple(default._replace(key=framework.name_of(default.key)) for default in defaults),
-        dict(_given(facts.get("adds", ""))),
-        dict(want.split("=", 1) for want in facts["wants"].split(" | ")) if "wants" in facts else {},
-        dict(_given(facts.get("unset", ""))),
-        includes,
-        listed,
-        functions.get("fill"),
-        under or (includes.under if includes is not None else ""),
+        wrapper=facts.get("wrapper", ""),
+        own_names=facts.get("own_names") == "yes",
+        ignores=facts.get("ignores") == "yes",
+        partial=facts.get("partial") == "yes",
+        defaults=tuple(default._replace(key=framework.name_of(default.key)) for default in defaults),
+        adds=dict(_given(facts.get("adds", ""))),
+        wants=_wants(facts.get("wants", "")),
+        overrides=_wants(facts.get("override_wants", "")),
+        overriding=tuple(facts.get("overriding", "").split()),
+        is_open=facts.get("open") == "yes",
+        open_in=tuple(facts.get("open_in", "").split()),
+        open_sections=facts.get("open_sections", "").split(),
+        listed_classes=facts.get("listed_classes", "").split(),
+        tried=int(facts.get("tried", "0")),
+        tried_there=facts.get("tried_there", ""),
+        unset=dict(_given(facts.get("unset", ""))),
+        includes=includes,
+        keys=listed,
+        fill=functions.get("fill"),
+        under=under or (includes.under if includes is not None else ""),
     )
 
 
 def _below(row: Row, under: str) -> Row:
     """Return a row of an included table, for the keys of the section that it is about."""
     return row._replace(pattern=f"{under}.{row.pattern}", under=under) if under else row
+
+
+def _wants(text: str) -> dict[str, str]:
+    """Return the keys and reasons of `a b=why | c=why`."""
+    wants = (want.partition("=") for want in filter(None, text.split(" | ")))
+    return {key: why for keys, _, why in wants for key in keys.split()}
 
 
 def _given(text: str) -> Iterator[tuple[str, object]]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dslpar.core.catalog import finding as make_finding
 from dslpar.core.errors import Location
-from dslpar.language.errors import ConfigError
+from dslpar.language.errors import ConfigError, finding
 from dslpar.language.finder import LIBAI, OURS, find_absolute, find_config, find_module, home_of_get_config, is_config
 from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.language.source import Source as Text
@@ -30,8 +30,10 @@ from dslpar.schema.sections_reader import SECTIONS
 
 JSON_ENDINGS = (".json", ".hjson")
 TOML = ".toml"
-HELPERS = {"torchtitan": torchtitan.helpers, "megatron_bridge": megatron_bridge.helpers}
+MEGATRON_BRIDGE = "megatron_bridge"
+HELPERS = {"torchtitan": torchtitan.helpers, MEGATRON_BRIDGE: megatron_bridge.helpers}
 """What well-known functions return that recipes call, by framework: functions of the file and its path."""
+MEGATRON_YAML, _YAML_CFG = "megatron_yaml", "--yaml-cfg"
 DEEPSPEED = "deepspeed"
 """The framework of a JSON file that has one of its keys, and no key of any other."""
 SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
@@ -69,8 +71,14 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
     if path.endswith(SHELL_ENDINGS):
         from dslpar.migrate.shell.arguments import load_arguments  # it uses the YAML parser, which is slow to import
 
-        config, places = load_arguments(text, path)
-        return Source(name or recognise(config, text), path, config, places=places)
+        named = name or recognise(Config(path, Node({}, Location(path)), (), {path: text}), text)
+        # The switches of Megatron's programs take no value; --deepspeed of Trainer's programs does.
+        if file := _file_of_command(text, path, named):
+            return read_text(read_source(file, {}).text, file, named)
+        config, places = load_arguments(text, path, has_switches=not (named and TABLES[named].framework.arguments))
+        if file := _file_of_arguments(config, path):
+            return _with_ignored(read_text(read_source(file, {}).text, file, MEGATRON_YAML), config)
+        return with_section_of_file(Source(named or recognise(config, text), path, config, places=places))
     if path.endswith(TOML):
         from dslpar.language.toml_io import load_toml  # few sources are TOML
 
@@ -84,8 +92,43 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
         config, places = load_recipe(text, path, chosen, others, helpers)
         return with_section_of_file(Source(chosen.framework, path, config, places=places))
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
-    config = check.load_text(filled, path)
-    return with_section_of_file(Source(name or recognise(config, filled), path, config, missing))
+    config = check.load_text(filled, path, is_pyyaml=True)
+    name = name or recognise(config, filled)
+    if name == MEGATRON_BRIDGE:
+        config = config._replace(root=megatron_bridge.with_functions(config.root))
+    return with_section_of_file(Source(name, path, config, missing))
+
+
+def _file_of_command(text: str, path: str, name: str) -> str | None:
+    """Return the YAML or JSON file that a framework's command is given in place of arguments: `megatron sft a.yaml`."""
+    for command in TABLES[name].framework.commands if name else ():
+        words = r"\s+".join(map(re.escape, command.split()))
+        found = re.search(
+            rf"^[^#\n]*?(?<![\w./-]){words}(?:\s|\\\n)+(?P<file>[\w./-]+\.(?:ya?ml|json))\s*$", text, re.M
+        )
+        if found:
+            return nearest_file(found["file"], path)
+    return None
+
+
+def _file_of_arguments(config: Config, path: str) -> str | None:
+    """Return the YAML file that replaces the arguments of a Megatron-LM program, if it is there: --yaml-cfg a.yaml."""
+    node = config.root.child(_YAML_CFG)
+    named = node.value if node is not None else None
+    return nearest_file(named, path) if isinstance(named, str) and named.endswith(YAML_ENDINGS) else None
+
+
+def _with_ignored(source: Source, arguments: Config) -> Source:
+    """Add a finding about each argument that stands beside --yaml-cfg, which alone is read (arguments.py:140)."""
+    ignored = [(key, node) for key, node in arguments.root.value.items() if key != _YAML_CFG]
+    why, hint = f"Megatron-LM reads {_YAML_CFG} alone, and not", "leave it out, or write it into that file"
+    findings = (
+        finding("CFG010", node.key_location or node.location, f"{why} {key}: {hint}", hint) for key, node in ignored
+    )
+    config = source.config._replace(
+        findings=(*source.config.findings, *findings), sources={**source.config.sources, **arguments.sources}
+    )
+    return source._replace(config=config)
 
 
 def _is_of_deepspeed(names: Set[str]) -> bool:
@@ -220,8 +263,11 @@ def with_section_of_file(source: Source) -> Source:
     The path is tried from the config's folder and from each folder above, since programs start in their checkout.
     """
     table = TABLES.get(source.name)
-    node = source.config.root.get(table.under) if table is not None and table.under else None
-    if table is None or node is None or not isinstance(node.value, str) or not node.value.endswith(JSON_ENDINGS):
+    if table is None or not table.under:
+        return source
+    key = next((str(key) for key in source.config.root.value if table.name_of(str(key)) == table.under), table.under)
+    node = source.config.root.get(key)
+    if node is None or not isinstance(node.value, str) or not node.value.endswith(JSON_ENDINGS):
         return source
     file = nearest_file(node.value, source.path)
     if file is None:
@@ -232,7 +278,7 @@ def with_section_of_file(source: Source) -> Source:
         return source._replace(unreadable=(*source.unreadable, (node.location, error.message)))
     shown = file if file.endswith(YAML_ENDINGS) else f"{file}.json"
     section = check.load_text(without_comments(text), shown)
-    root = _replaced(source.config.root, table.under.split("."), section.root._replace(key_location=node.key_location))
+    root = _replaced(source.config.root, key.split("."), section.root._replace(key_location=node.key_location))
     config = source.config._replace(
         root=root,
         findings=(*source.config.findings, *section.findings),

@@ -193,6 +193,22 @@ class Table(NamedTuple):
     """Values, by dslpar's keys, that every source of the framework implies."""
     wants: Mapping[str, str] = {}
     """Keys of dslpar that the author must write if neither the source nor a default sets them, and why."""
+    overrides: Mapping[str, str] = {}
+    """Further keys that the author must write for a file that overrides another config, which sets them; and why."""
+    overriding: tuple[str, ...] = ()
+    """Endings of such files."""
+    is_open: bool = False
+    """Whether programs that use the framework may add keys of their own to its files."""
+    open_in: tuple[str, ...] = ()
+    """Endings of files in which a key without a row may be of the author's own program."""
+    open_sections: Collection[str] = ()
+    """Sections whose class the author chooses: a key that is not listed may be another class's."""
+    listed_classes: Collection[str] = ()
+    """Classes of these sections whose keys are listed."""
+    tried: int = 0
+    """Number of files that the tests lint and convert."""
+    tried_there: str = ""
+    """Number of files of the framework's repository that were tried, and its commit."""
     unset: Mapping[str, object] = {}
     """dslpar's defaults, by its keys, of what the framework's programs set and its configs need not."""
     includes: Table | None = None
@@ -211,7 +227,7 @@ class Table(NamedTuple):
 
     def has(self, key: str) -> bool:
         """Return whether a key is one of the framework's, or below one; any key if they are not listed."""
-        if not self.keys:
+        if not self.keys or key == TARGET:
             return True
         section = key.removesuffix(f".{TARGET}")
         if section != key and any(f"{known}.".startswith(f"{section}.") for known in self.keys):

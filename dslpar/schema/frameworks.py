@@ -44,6 +44,10 @@ class Framework(NamedTuple):
     """Keys of another framework, which shares the names above: a file that sets one of them is that framework's."""
     commands: Collection[str] = ()
     """Commands of the framework, such as `megatron sft`: a script that starts one is the framework's."""
+    arguments: Collection[str] = ()
+    """Arguments by which a script is recognised, written as the program takes them: all of them are needed."""
+    arguments_also: Collection[str] = ()
+    """Arguments of which a script must have one, too: programs of other kinds share those above."""
     sections: Collection[str] = ()
     """Sections whose names the table leaves out: `model.num_layers` is its num_layers."""
     aliases: Mapping[str, str] = MappingProxyType({})
@@ -85,6 +89,8 @@ def framework_of(name: str, facts: Mapping[str, str]) -> Framework:
         facts.get("also", "").split(),
         facts.get("unless", "").split(),
         tuple(filter(None, map(str.strip, facts.get("commands", "").split("|")))),
+        facts.get("arguments", "").split(),
+        facts.get("arguments_also", "").split(),
         facts.get("sections", "").split(),
         MappingProxyType(dict(item.split("=") for item in facts.get("aliases", "").split())),
     )
@@ -118,7 +124,12 @@ def recognise(root: Node, path: str, imported: Collection[str], text: str = "") 
     for framework in known:
         if not set(imported).isdisjoint(framework.packages):
             return framework
-    by_name = (framework for framework in known if _is_named(root, framework) or any(_arguments(text, framework)))
+    # In a script, some frameworks share the names of their arguments with programs that have their own parsers.
+    by_name = (
+        framework
+        for framework in known
+        if (not (text and framework.arguments) and _is_named(root, framework)) or any(_arguments(text, framework))
+    )
     return next(by_name, None)
 
 
@@ -142,8 +153,12 @@ def _is_named(root: Node, framework: Framework) -> bool:
 
 
 def _arguments(text: str, framework: Framework) -> Iterator[bool]:
+    if framework.arguments:
+        given = {name: f"--{name}" in text for name in (*framework.arguments, *framework.arguments_also)}
+        yield all(given[name] for name in framework.arguments) and any(given[name] for name in framework.arguments_also)
+        return
     is_by_name = text and framework.dashes and not framework.also
-    return (f"--{name.replace('_', '-')} " in text for name in framework.names if is_by_name)
+    yield from (f"--{name.replace('_', '-')} " in text for name in framework.names if is_by_name)
 
 
 _WITH_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)

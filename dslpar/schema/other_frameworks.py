@@ -10,7 +10,7 @@ without keys has a table in dslpar/migrate/data: its config is converted, and th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -39,6 +39,8 @@ class OtherFramework(NamedTuple):
     """Command that a script starts -> its source."""
     without: tuple[str, ...]
     """Features that its files do not have: files with one of them are for `dslpar import`."""
+    yields: bool
+    """Whether a framework that `dslpar import` reads comes first: its program may be started, or its files composed."""
     help: str
     """What becomes of such a file in a dslpar config."""
 
@@ -60,10 +62,16 @@ def other_frameworks() -> tuple[OtherFramework, ...]:
             keys={key: source for source, keys in row["keys"].items() for key in keys},
             commands={command: source for source, commands in row["commands"].items() for command in commands},
             without=tuple(row.get("without", ())),
+            yields=row.get("yields", False),
             help=row["help"],
         )
         for name, row in load_table("other_frameworks").items()
     )
+
+
+def comes_first(also: Collection[str], path: str) -> bool:
+    """Return whether a framework that `dslpar import` reads is certain: by arguments, or two kinds of keys (`also`)."""
+    return path.endswith(SHELL_ENDINGS) or bool(also)
 
 
 def recognise(values: Mapping[str, Any], text: str, path: str) -> OtherFramework | None:
@@ -86,13 +94,16 @@ def features_of(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the features of a config.
 
     They are its dotted keys; `*.KEY` for a key that begins with an underscore; `defaults:WORD` for the first words in
-    Hydra's list, `defaults:[]` for the list itself; and `${}` for an interpolation in a value.
+    Hydra's list, `defaults:[]` for the list itself; `defaults:*.yaml` for a single file in place of the list, from
+    which a config of NeMo RL inherits; and `${}` for an interpolation in a value.
     """
     left: list[tuple[str, object, int]] = [("", values, 0)]
     while left:
         above, value, depth = left.pop()
         if isinstance(value, str) and "${" in value:
             yield "${}"
+        if above == "defaults" and isinstance(value, str) and value.endswith((".yaml", ".yml")):
+            yield "defaults:*.yaml"
         if depth == _DEEPEST:
             continue
         if isinstance(value, Mapping):

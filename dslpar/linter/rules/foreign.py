@@ -40,7 +40,8 @@ def config_not_judged(cx: Context) -> Iterator[Problem]:
     from dslpar.schema import other_frameworks  # few configs get here
 
     found = other_frameworks.recognise(cx.config.root.plain(), _text(cx), cx.config.path)
-    if found is not None:
+    known = _framework(cx) if found is not None and found.yields else None
+    if found is not None and not (known and other_frameworks.comes_first(known.also, cx.config.path)):
         message = f"this is a file of {found.title}, which dslpar cannot judge"
         yield Problem(Location(cx.config.path), message, found.advice)
 

@@ -18,11 +18,11 @@ from dslpar.language.errors import finding
 from dslpar.language.load import Config
 from dslpar.language.tree import Node
 from dslpar.language.yaml_io import scalar
-from dslpar.migrate.known_arguments import ANY_NUMBER, SWITCH, known_arguments
+from dslpar.migrate.known_arguments import ANY_NUMBER, SWITCH, Known, known_arguments
 from dslpar.migrate.shell.expansion import TooLongError
 from dslpar.migrate.shell.interpreter import Interpreter
 from dslpar.migrate.shell.launches import Launch, launches
-from dslpar.migrate.shell.letters import Text, Unknown, first_unknown, is_known, letters, plain
+from dslpar.migrate.shell.letters import HOLE, Text, Unknown, first_unknown, is_known, letters, plain
 from dslpar.migrate.shell.parser import ShellSyntaxError
 
 MISSING = "arguments may be missing here"
@@ -50,19 +50,20 @@ class ScriptError(Exception):
 Places = Mapping[str, tuple[Location, Location]]
 
 
-def load_arguments(text: str, path: str) -> tuple[Config, Places]:
+def load_arguments(text: str, path: str, has_switches: bool = True) -> tuple[Config, Places]:
     """Read the arguments of the Python program that a script starts, with two locations each.
 
     They are those of the argument's name and, if its value is unknown, of the expansion that makes it so.
 
-    Of several launches, the one with the most arguments counts.
+    Of several launches, the one with the most arguments counts. `has_switches`: whether the numbers of values are those
+    of Megatron's arguments.
     """
     script = Script(text, path)
     try:
         run, launch, others = script.launch()
     except ScriptError as error:
         return Config(path, Node({}, Location(path)), (error.finding,), {path: script.text}, complete=False), {}
-    reader = _Reader(script)
+    reader = _Reader(script, known_arguments() if has_switches else {})
     if all(letter.unknown and letter.unknown.many for letter in launch.program_word):
         reader.without_name(launch.program_word)
     for argument in reader.split(launch):
@@ -147,9 +148,13 @@ class Script:
 
 
 def _is_name(word: Text) -> bool:
-    """Return whether a word names an argument; argparse takes one with a blank for a value."""
+    """Return whether a word names an argument; argparse takes one with a blank for a value.
+
+    `--$TYPE` names an argument that is not known, so that arguments may be missing there.
+    """
     shown = plain(word)
-    return shown.startswith("--") and len(shown) > 2 and word[0].unknown is None and " " not in shown
+    is_known_name = HOLE not in shown.partition("=")[0]
+    return shown.startswith("--") and len(shown) > 2 and is_known_name and " " not in shown
 
 
 def _has_arguments(launch: Launch) -> bool:
@@ -160,8 +165,8 @@ def _has_arguments(launch: Launch) -> bool:
 class _Reader:
     """Collects the arguments of one launch."""
 
-    def __init__(self, script: Script) -> None:
-        self.script = script
+    def __init__(self, script: Script, known: Mapping[str, Known]) -> None:
+        self.script, self.known = script, known
         self.children: dict[object, Node] = {}
         self.unknown: list[str] = []
         self.places: dict[str, tuple[Location, Location]] = {}
@@ -214,7 +219,7 @@ class _Reader:
         """Divide the words after a name into its values and words that are nobody's."""
         # A backslash before a blank is meant to continue a line.
         words = [word for word in argument.values if plain(word) != "\\"]
-        known = known_arguments().get(argument.key)
+        known = self.known.get(argument.key)
         if known is not None and known.values == SWITCH:
             takes = 1 if words and plain(words[0]).lower() in ("true", "false") else 0
         elif known is not None and known.values not in ANY_NUMBER:

@@ -360,12 +360,13 @@ class _Parser:
             if self.match(re.compile(r"\]\](?=[\s;&|()<>]|$)")):
                 self.at += len("]]")
                 return Test(tuple(tokens), start)
+            if tokens and isinstance(tokens[-1], Word) and tokens[-1].as_literal() == "=~":
+                tokens.append(self.regular_expression())  # it may begin with a parenthesis
+                continue
             operator = self.match(re.compile(r"&&|\|\||[()<>]|!(?=\s)"))
             if operator:
                 self.at = operator.end()
                 tokens.append(operator[0])
-            elif tokens and isinstance(tokens[-1], Word) and tokens[-1].as_literal() == "=~":
-                tokens.append(self.regular_expression())
             else:
                 tokens.append(self.word())
 

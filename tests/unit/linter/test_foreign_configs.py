@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dslpar.cli import foreign_files
 from dslpar.cli.main import main
 from dslpar.core.errors import has_errors
 from dslpar.language.load import load_text
@@ -18,12 +19,18 @@ from tests.support.paths import ROOT
 TREES = ROOT / "tests/support/foreign_configs"
 TITLES = {framework.name: framework.title for framework in frameworks()}
 DEEPSPEEDS_SECTIONS = {
+    "accelerate/ds_alst.json",
     "accelerate/ds_zero2.json",
     "axolotl/zero2.json",
+    "axolotl/zero3_offload.json",
     "llama_factory/ds.json",
+    "llama_factory/ds_fp8.json",
     "training_arguments/ds_zero3.json",
 }
 """Files that another framework's config names, with the keys of DeepSpeed."""
+WITH_COMMENTS = ("deepspeed/infinity.hjson", "deepspeed/random_ltd.json")
+"""Files of DeepSpeed that are no JSON to dslpar; the command recognises them once their comments are removed."""
+NOT_CONVERTED = {"nemo_rl": "NeMo RL", "verl": "verl"}
 NOT_RECOGNISED = {"from_environment.py"}  # none of its settings can be read
 FILES = [path for path in sorted(TREES.rglob("*.*")) if path.is_file() and path.name not in NOT_RECOGNISED]
 
@@ -31,8 +38,16 @@ FILES = [path for path in sorted(TREES.rglob("*.*")) if path.is_file() and path.
 @pytest.mark.parametrize("path", FILES, ids=[path.relative_to(TREES).as_posix() for path in FILES])
 def test_a_config_of_another_framework_has_one_finding(path: Path) -> None:
     name = path.relative_to(TREES).as_posix()
-    title = TITLES["deepspeed" if name in DEEPSPEEDS_SECTIONS else name.partition("/")[0]]
+    folder = "deepspeed" if name in DEEPSPEEDS_SECTIONS else name.partition("/")[0]
     found = check.lint(path, 8)
+    if folder in NOT_CONVERTED:
+        (item,) = found
+        assert (item.code, NOT_CONVERTED[folder] in item.message) == ("CFG128", True)
+        return
+    if name in WITH_COMMENTS:
+        assert foreign_files.is_foreign(check.load(str(path)), found)
+        return
+    title = TITLES[folder]
     if has_errors(found):
         assert [item.code for item in found] == ["CFG123"]
         assert title in found[0].message

@@ -41,6 +41,20 @@ FILES = [
     ("a.yaml", "# @package _global_\ndefaults:\n  - override /model: gpt\nmodel:\n  lr: 0.1\n", "Hydra"),
     ("a.yaml", "_target_: my.Net\noptimizer:\n  _target_: torch.optim.Adam\n  _partial_: true\n", "Hydra"),
     ("a.yaml", "hydra:\n  run:\n    dir: ${paths.log_dir}/runs\n", "Hydra"),
+    (  # its sections `data`, `cluster` and `logger` are dslpar's names, and `policy.optimizer` ColossalAI's
+        "a.yaml",
+        "grpo:\n  num_prompts_per_step: 32\npolicy:\n  model_name: org/model\n  train_micro_batch_size: 4\n"
+        "  megatron_cfg:\n    tensor_model_parallel_size: 2\ndata:\n  shuffle: true\ncluster:\n  num_nodes: 1\n",
+        "NeMo RL",
+    ),
+    ("a.yaml", "defaults: grpo_8b.yaml\ndata_plane:\n  enabled: true\n", "NeMo RL"),
+    (
+        "a.yaml",
+        "defaults:\n  - ppo_trainer\n  - _self_\nactor_rollout_ref:\n  actor:\n    ppo_mini_batch_size: 64\n"
+        "trainer:\n  nnodes: 2\n  n_gpus_per_node: 8\n",
+        "verl",
+    ),
+    ("a.sh", "python3 -m verl.trainer.main_ppo \\\n    algorithm.adv_estimator=grpo trainer.nnodes=2\n", "verl"),
 ]
 
 CONVERTED = [

@@ -36,7 +36,7 @@ WORLD = 8
 def _text_of(name: str, example: str) -> tuple[str, str]:
     """Return the text and the path of an example of a rules file."""
     framework = TABLES[name].framework
-    if ".sh" in framework.endings:
+    if ".sh" in framework.endings and not framework.arguments:  # else the examples are YAML
         start = framework.commands[0] if framework.commands else "torchrun pretrain_gpt.py --micro-batch-size 1"
         return f"{start} {example}\n", "train.sh"
     if ".toml" in framework.endings:

@@ -18,7 +18,15 @@ from tests.support.paths import ROOT
 
 SAMPLES = ROOT / "tests/support/foreign_configs"
 SOURCES = ("accelerate", "axolotl", "llama_factory", "training_arguments")
-OF_DEEPSPEED = ("ds.json", "ds_zero2.json", "ds_zero3.json", "zero2.json")
+OF_DEEPSPEED = (
+    "ds.json",
+    "ds_alst.json",
+    "ds_fp8.json",
+    "ds_zero2.json",
+    "ds_zero3.json",
+    "zero2.json",
+    "zero3_offload.json",
+)
 """Files that a sample names."""
 FILES = sorted(file for name in SOURCES for file in (SAMPLES / name).iterdir() if file.name not in OF_DEEPSPEED)
 ALWAYS = {

@@ -55,6 +55,8 @@ RUN = "python a.py"
          {"--sequence-parallel": True, "--fp16": True, "--lr": 1}, set()),
         ("[ $# -gt 0 ] || exit 1\npython a.py --x 1", {"--x": 1}, set()),
         ("if [ -z \"${A:-}\" ]; then exit 1; fi\npython a.py --x 1", {"--x": 1}, set()),
+        ("[[ ab =~ (^|x)a(b|$) ]] && A=1\npython a.py --x 1", {"--x": 1}, set()),
+        ("T=$1\npython a.py --x 1 --$T --y 2", {"--x": 1, "--y": 2}, set()),
         ("A=b\nmegatron sft --load c \\\n --x $A", {"--load": "c", "--x": "b"}, set()),
         ("python -m torch.distributed.launch --nproc_per_node 2 a.py --x 1", {"--x": 1}, set()),
         ("accelerate launch --num_processes 2 -m pkg.train --x 1", {"--x": 1}, set()),
