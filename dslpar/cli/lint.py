@@ -31,8 +31,9 @@ STDIN = "stdin.py"
 
 EPILOG = """\
 A folder means all configs below it: the *.py, *.yaml and *.yml files that define `model` or
-`parallel`, or two other sections. If a config with a model imports a file without one, the file is
-linted as a part of that config. Hidden folders, virtual environments and `outputs` are skipped.
+`parallel`, or two other sections, one of them as a dict. If a config with a model imports a file
+without one, the file is linted as a part of that config. Hidden folders, virtual environments and
+`outputs` are skipped.
 `-` reads a config from stdin. Without a config, this folder is linted.
 
 A config needs a model, unless your program passes it with dslpar.initialize(config, model=...). For

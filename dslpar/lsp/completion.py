@@ -252,7 +252,7 @@ _MOST_SIZES = 16
 def _legal_sizes(analysis: Analysis, key: str, texts: Mapping[str, str]) -> Iterator[Item]:
     """Yield the sizes with which the config has no error that it has not without the key.
 
-    What is written of the statement counts. A size is said to be legal if no value is unknown that could tell otherwise.
+    What is written of the statement counts. A size is legal if no value is unknown that could tell otherwise.
     """
     world = analysis.settings.worlds[0]
     if world is None:
