@@ -1,6 +1,6 @@
 """Generate dslpar/cli/completion.json, the words that a TAB completes, from the parsers, the schema and the rules.
 
-    python tools/completion_words.py
+    python tools/completion_words.py        # tools/docs.py does it too
 
 `dslpar.cli.completion` reads the file, and imports none of the three.
 """

@@ -49,7 +49,7 @@ def test_the_words_are_those_of_the_parsers_and_the_schema() -> None:
         timeout=100,
         check=True,
     )
-    assert words.read_text(encoding="utf-8") == made.stdout, "python tools/completion_words.py"
+    assert words.read_text(encoding="utf-8") == made.stdout, "python tools/docs.py"
 
 
 def test_commands_actions_flags_and_choices() -> None:
