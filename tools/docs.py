@@ -316,8 +316,8 @@ def _read(path: Path) -> str | None:
 def main() -> int:
     """Write the pages, or compare them; return the exit status."""
     parser = argparse.ArgumentParser(
-        description="Generate config.md, plans.md, pictures/, rules/, api/, a table in architecture.md, and the words that"
-        " a TAB completes, dslpar/cli/completion.json."
+        description="Generate config.md, plans.md, pictures/, rules/, api/, a table in architecture.md, and the words"
+        " that a TAB completes, dslpar/cli/completion.json."
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
     words, file = completion_words(), Path(WORDS)
