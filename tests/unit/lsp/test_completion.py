@@ -119,6 +119,18 @@ def test_sizes_are_legal_with_what_is_written_of_their_statement(
     assert [(each.label, each.detail) for each in items if each.label != "dict()"] == expected
 
 
+def test_a_tensor_size_before_its_mode_is_legal_in_one_of_them(tmp_path: Path) -> None:
+    text = WIDE.replace("num_heads=16", "num_heads=4").replace("pipeline=1", "pipeline=4, tensor=dict(size=|)")
+    items, _, _ = offered(tmp_path / "cfg.py", text)
+    assert [(each.label, each.detail) for each in items] == [
+        ("1", "legal on 64 ranks"),
+        ("2", "legal on 64 ranks in mode '1d'"),
+        ("4", "legal on 64 ranks in mode '1d'"),
+        ("8", "legal on 64 ranks in mode '3d'"),
+        ("16", "legal on 64 ranks in mode '2d'"),
+    ]
+
+
 @pytest.mark.parametrize("pipeline", ["", "3"])
 def test_a_size_is_not_said_to_be_legal_beside_an_unknown_or_a_wrong_one(tmp_path: Path, pipeline: str) -> None:
     line = f"parallel = dict(pipeline={pipeline}, tensor=dict(size=|, mode='1d'))"
