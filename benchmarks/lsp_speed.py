@@ -80,7 +80,9 @@ async def times(edits: int, more: int = 0) -> Times:
         uri, document = path.as_uri(), types.TextDocumentIdentifier(path.as_uri())
         await client.start_io(sys.executable, "-m", "dslpar", "lsp")
         server = psutil.Process(_of(client).pid)
-        await client.initialize_async(types.InitializeParams(capabilities=types.ClientCapabilities()))
+        shows = types.PublishDiagnosticsClientCapabilities(related_information=True)  # as Neovim and VS Code say
+        able = types.ClientCapabilities(text_document=types.TextDocumentClientCapabilities(publish_diagnostics=shows))
+        await client.initialize_async(types.InitializeParams(capabilities=able))
         client.initialized(types.InitializedParams())
         client.text_document_did_open(types.DidOpenTextDocumentParams(types.TextDocumentItem(uri, "python", 0, text)))
         await arrived.wait()

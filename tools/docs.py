@@ -36,6 +36,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # docs/api/ needs DeepSpeed's import, and no device
 
 from api_pages import pages as api_pages  # noqa: E402
+from completion_words import WORDS  # noqa: E402
+from completion_words import text as completion_words  # noqa: E402
 from editor_session import session as editor_session  # noqa: E402
 
 from dslpar.cli.explain import Page, all_pages, headline  # noqa: E402
@@ -315,15 +317,19 @@ def _read(path: Path) -> str | None:
 def main() -> int:
     """Write the pages, or compare them; return the exit status."""
     parser = argparse.ArgumentParser(
-        description="Generate config.md, plans.md, pictures/, rules/, api/, and a table in architecture.md."
+        description="Generate config.md, plans.md, pictures/, rules/, api/, a table in architecture.md, and the words"
+        " that a TAB completes, dslpar/cli/completion.json."
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
+    words, file = completion_words(), Path(WORDS)
     if not parser.parse_args().check:
         write()
+        file.write_text(words, encoding="utf-8")
         return 0
-    names = stale()
+    names = [f"docs/{name}" for name in stale()]
+    names += [] if _read(file) == words else [os.path.relpath(file, ROOT)]
     for name in names:
-        print(f"docs/{name} is out of date: run {COMMAND}")
+        print(f"{name} is out of date: run {COMMAND}")
     return int(bool(names))
 
 

@@ -47,6 +47,7 @@ def _parts(path: str) -> Iterator[str]:
     (found,) = [each.finding for each in wrong.findings if each.finding.code == "TEN205"]
     titles = [fix.title for fix in quick_fixes(wrong, found, {})]
     yield from _shown("Quick fixes", _line(wrong, found.location.line), [*titles, f"dslpar: explain {found.code}"])
+    yield from _with_places(path)
     yield from _completed("Completion of a key", path, "parallel = dict(pipeline=2, tensor=dict(|", kind="key")
     yield from _completed("Completion of a value", path, "parallel = dict(tensor=dict(size=4, mode='|", kind="value")
     sizes = _PARALLEL.replace("size=4", "size=|")
@@ -63,6 +64,20 @@ def _parts(path: str) -> Iterator[str]:
     yield from _shown("Layouts, on `parallel`", begin, [fix.title for fix in layouts(legal, {path: _LEGAL})])
     yield from transcripts()
     yield from _renamed(path)
+
+
+def _with_places(path: str) -> Iterator[str]:
+    """Show a finding of an imported value; the editor lists the related places below it."""
+    common = _MODEL.replace("num_heads=32", "num_heads=30")
+    folder = os.path.dirname(path)
+    text = _LEGAL.replace(_MODEL, "from .common import model\n")
+    texts = {path: text, os.path.join(folder, "common.py"): common}
+    Path(folder, "common.py").write_text(common, encoding="utf-8")
+    made = analysed(path, texts)
+    (shown,) = [each for each in made.findings if each.finding.code == "TEN201"]
+    places = [f"   {str(at).removeprefix(folder + os.sep)}: {message}" for at, message in made.related(shown)]
+    finding = f"{shown.place.line}: {shown.finding.code} {shown.message}"
+    yield from _shown("Related places of a finding", _line(made, shown.place.line), [finding, *places])
 
 
 def _renamed(path: str) -> Iterator[str]:

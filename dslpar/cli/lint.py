@@ -24,14 +24,16 @@ from dslpar.linter.selection import Selection
 
 if TYPE_CHECKING:
     from dslpar.cli.lint_fix import Linted
+    from dslpar.cluster.hostfile import Cluster
 
 STDIN = "stdin.py"
 """The file name of a config from stdin if --stdin-filename is missing. The suffix means that the text is Python."""
 
 EPILOG = """\
 A folder means all configs below it: the *.py, *.yaml and *.yml files that define `model` or
-`parallel`, or two other sections. If a config with a model imports a file without one, the file is
-linted as a part of that config. Hidden folders, virtual environments and `outputs` are skipped.
+`parallel`, or two other sections, one of them as a dict. If a config with a model imports a file
+without one, the file is linted as a part of that config. Hidden folders, virtual environments and
+`outputs` are skipped.
 `-` reads a config from stdin. Without a config, this folder is linted.
 
 A config needs a model, unless your program passes it with dslpar.initialize(config, model=...). For
@@ -140,7 +142,12 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     for config, _ in batch:
         sources |= config.sources
     # Several configs share findings: those of the world, of the hosts, and of files that they all import.
-    findings = list(dict.fromkeys(item for _, found in batch for item in found))
+    owners: dict[Finding, Config] = {}
+    for config, found in batch:
+        owners.update({item: config for item in found if item not in owners})
+    findings = list(owners)
+    if args.format in ("json", "sarif") and findings and not args.statistics:
+        findings = _with_related(owners, settings, cluster, args.program)
     fatal = ("error", "warning") if args.strict else ("error",)
     wrong = any(finding.severity in fatal for finding in findings) or (args.diff and changed)
     status = int(wrong and not args.exit_zero)
@@ -150,6 +157,22 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     report += note if args.format == "text" and not args.quiet else ""
     _write(report, args, parser, out)
     return status
+
+
+def _with_related(
+    owners: Mapping[Finding, Config], settings: _Settings, cluster: Cluster | None, by_program: bool
+) -> list[Finding]:
+    """Return the findings with the places of the other values that they name, each in the first config that has it."""
+    from dslpar.linter.related import RelatedPlaces  # other formats show no places
+
+    related: dict[str, RelatedPlaces] = {}
+    made = []
+    for item, config in owners.items():
+        if config.path not in related:
+            size = settings.world_size_of(config.path)
+            related[config.path] = RelatedPlaces(check.context_of(config, size, cluster, by_program=by_program))
+        made.append(item._replace(related=related[config.path].of(item)))
+    return made
 
 
 class _Settings:

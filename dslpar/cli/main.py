@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = [*argv[1:], "--help"]
     if argv[:1] == ["__complete"]:  # of the scripts that `dslpar completion` prints
         answer = importlib.import_module("dslpar.cli.completion").print_candidates
-        status: int = answer(argv[1:], COMMANDS, _KEYWORDS)
+        status: int = answer(argv[1:], COMMANDS)
         return status
     if not argv or argv[0] not in COMMANDS:
         return _no_command(argv)

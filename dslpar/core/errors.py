@@ -44,6 +44,13 @@ class Fix(NamedTuple):
     text: str
 
 
+class Related(NamedTuple):
+    """Another place that a finding is about: where a value that it names was written."""
+
+    location: Location
+    message: str
+
+
 class Finding(NamedTuple):
     """Message about one location: an error, a warning or a note. `help` says what to write instead."""
 
@@ -59,6 +66,8 @@ class Finding(NamedTuple):
     """The change that `dslpar lint --fix` makes; None if the intended change is ambiguous."""
     details: tuple[str, ...] = ()
     """Items that the message lists, one per line: corrupted files, keys that differ."""
+    related: tuple[Related, ...] = ()
+    """Other places, for reports that show them; `dslpar.linter.related` finds them, and lint itself does not."""
 
     def line(self) -> str:
         """Return the message and its details on one line."""
@@ -84,7 +93,8 @@ class Finding(NamedTuple):
         }
         record["message"] = "\n    ".join((self.message, *self.details))
         edits = [self.fix.location._asdict() | {"text": self.fix.text}] if self.fix is not None else []
-        return record | self.location._asdict() | {"key": self.key, "fix": edits}
+        places = [place.location._asdict() | {"message": place.message} for place in self.related]
+        return record | self.location._asdict() | {"key": self.key, "fix": edits, "related": places}
 
     def sort_key(self) -> tuple[object, ...]:
         """Return a key that sorts by file and line, then by code."""

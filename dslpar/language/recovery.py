@@ -3,9 +3,10 @@
     text, broken, findings = recovered("model = dict(num_layers=4,\\nparallel = dict(pipeline=2)\\n", "cfg.py")
     # text: "model = dict(num_layers=4,)\\nparallel = dict(pipeline=2)\\n"; broken: {1}; findings: CFG001 at 1:13
 
-Lines keep their numbers. A statement costs no other one. Within a statement, first only the line is replaced at which
-Python stops, or the one before it: `num_layers=` becomes a name that nothing defines, which the evaluator treats as an
-unknown value. Open brackets are closed at the statement's end. If that does not help, its whole value becomes unknown.
+Lines keep their numbers. A statement costs no other one. Within a statement, first open brackets are closed at its end,
+and arguments without a value get one: `num_layers=` becomes a name that nothing defines, which the evaluator treats as
+an unknown value. Then the line is replaced at which Python stops, or the one before it. If that does not help, the
+statement's whole value becomes unknown.
 Callers drop the findings on `broken` lines.
 
 A new statement begins at a line without indentation that looks like one (`name =`, `import`), even within brackets:
@@ -127,13 +128,60 @@ def _replaced(part: list[str]) -> list[str]:
 
 def _candidates(part: list[str]) -> Iterator[list[str]]:
     """Yield changed lines of a statement, from those with the smallest change."""
-    yield _closed(part)
+    closed = _closed(part)
+    yield closed
+    yield _filled("\n".join(closed)).split("\n")
     at = _error_line(part)
     for suspects in ([at], [at - 1], [at - 1, at], [_last_line(part)]):
         if all(0 < index < len(part) for index in suspects):  # without the first line no name is left
             lines = [_unknown(line) if index in suspects else line for index, line in enumerate(part)]
             yield lines
             yield _closed(lines)
+
+
+_PARTS = re.compile(
+    r"#[^\n]*|'''.*?'''|\"\"\".*?\"\"\"|'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
+    r"|[^\W\d]\w*|[=!<>]=|\s+|.",
+    re.DOTALL,
+)
+
+
+def _filled(text: str) -> str:
+    """Return a statement in which each argument within brackets has a value: `dict(size=, mo)` lacks two.
+
+    Commas without an argument become blanks.
+    """
+    made: list[str] = []
+    arguments: list[list[str]] = [[]]
+    """For each open bracket, the tokens since the last comma."""
+    named = [False]
+    """For each open bracket, whether an argument before this one has a name: then all that follow need one."""
+    for match in _PARTS.finditer(text):
+        token = match[0]
+        if len(arguments) > 1 and token in (",", *_PAIRS.values()):
+            last = arguments[-1][-1:]
+            if last in (["="], [":"]):
+                made.append(UNKNOWN)
+            elif named[-1] and _is_name(arguments[-1]):
+                made.append(f"={UNKNOWN}")
+            named[-1] |= "=" in arguments[-1]
+            if token == ",":
+                token = token if arguments[-1] else " "
+                arguments[-1] = []
+            else:
+                arguments.pop()
+                named.pop()
+        elif not token.isspace() and token[0] != "#":
+            arguments[-1].append(token)
+        if token in _PAIRS:
+            arguments.append([])
+            named.append(False)
+        made.append(token)
+    return "".join(made)
+
+
+def _is_name(argument: Sequence[str]) -> bool:
+    return len(argument) == 1 and argument[0].isidentifier() and not keyword.iskeyword(argument[0])
 
 
 def _unknown(line: str) -> str:

@@ -94,9 +94,21 @@ def check(
     `forecasts`: forecast memory if the device is known. `errors_only`: skip the rules for warnings and infos, for
     callers that do not show them.
     """
-    reading = sections_reader.read(config, registered, by_program)
-    cx = Context(config, reading, world_size, cluster, by_program, forecasts=forecasts)
+    cx = context_of(config, world_size, cluster, registered, by_program, forecasts)
     return Checked(context=cx, findings=engine.run_rules(cx, engine.ERROR_RULES if errors_only else RULES))
+
+
+def context_of(
+    config: Config,
+    world_size: int | None = None,
+    cluster: Cluster | None = None,
+    registered: Registered | None = None,
+    by_program: bool = False,
+    forecasts: bool = True,
+) -> Context:
+    """Read a config, and return the input of the rules; see `check`, which also runs them."""
+    reading = sections_reader.read(config, registered, by_program)
+    return Context(config, reading, world_size, cluster, by_program, forecasts=forecasts)
 
 
 def load(

@@ -1,9 +1,10 @@
 """Find the configs below a folder.
 
 Python and YAML files are evaluated (never executed). A file is a config if it defines `model` or `parallel`, or two
-other sections; a program's `model = "gpt2"` is none, since these two are dicts. If a config with a model imports a file
-without a model, that file is a part of the config and is linted with it. Hidden folders, virtual environments, caches
-and `outputs` are skipped, as in ruff. Links to folders are not followed.
+other sections, at least one of them as a dict: many programs have a line `model = "gpt2"`, or `data = "x"` and
+`train = True`. If a config with a model imports a file without a model, that file is a part of the config and is linted
+with it. Hidden folders, virtual environments, caches and `outputs` are skipped, as in ruff. Links to folders are not
+followed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ SKIPPED_FOLDERS = frozenset(["__pycache__", "node_modules", "outputs", "site-pac
 _MAIN = frozenset(["model", "parallel"])
 """Sections that make a file a config."""
 _DEFINES_MAIN_SECTION = re.compile(
-    r"^(?:model|parallel)\b\s*[=.\[:]|^from \..* import .*\b(?:model|parallel)\b", re.MULTILINE
+    r"^(?:model|parallel)\s*(?::[^=\n]+)?=\s*(?:\{|(?:dict|L|LazyCall|DictConfig|OmegaConf\.create|GPT|Parallel)\()"
+    r"|^(?:model|parallel):\s*(?:#.*)?$|^from \..* import .*\b(?:model|parallel)\b",
+    re.MULTILINE,
 )
+"""A dict, by call or literal, or YAML's mapping: a program's own `model = load("gpt2")` is none."""
 
 
 def files_below(folder: str, excluded: Callable[[str], bool] = lambda path: False) -> Iterator[str]:
@@ -62,9 +66,9 @@ def skipped(configs: Sequence[Config]) -> dict[str, str]:
 
 
 def is_config(config: Config) -> bool:
-    """Return whether a file defines `model` or `parallel`, or two other sections.
+    """Return whether a file defines `model` or `parallel`, or two other sections, one of them as a dict.
 
-    One of the two sections may be misspelt, or have an unknown value.
+    The second section may be misspelt, or have an unknown value.
     """
     if not config.complete:
         return _seems_to_be_config(config)
@@ -75,7 +79,8 @@ def is_config(config: Config) -> bool:
     unknown = config.unknown & (set(SECTIONS) - sections)
     # A program may assign to the name of a section too, such as `data`; its unsupported syntax gives it away.
     is_program = any(found.code == "CFG002" for found in config.findings)
-    return bool(sections) and not is_program and len(sections) + len(misspelt) + len(unknown) > 1
+    is_dict = any(config.root.value[name].is_mapping for name in (*sections, *misspelt))
+    return is_dict and bool(sections) and not is_program and len(sections) + len(misspelt) + len(unknown) > 1
 
 
 def _may_be_section(name: str, node: Node) -> bool:

@@ -39,13 +39,14 @@ class Context:
         by_program: bool = False,
         of_any_world: bool = False,
         forecasts: bool = True,
+        read: list[str] | None = None,
     ) -> None:
         self.config = config
         self.reading = reading
         """The sections as they were read. Its spec has a default or a placeholder for each invalid value."""
-        self.spec = _spec(reading)
+        self.spec = _spec(reading, read)
         """The sections, in which each invalid value is unknown."""
-        self.source = Source(config, reading.written)
+        self.source = Source(config, reading.written, read)
         self.world = AnyWorld() if of_any_world else World(world_size, cluster)
         by_program = by_program and not config.has("model") and "model" not in config.unknown
         self.model = RequestedModel(self.spec, reading.invalid, by_program)
@@ -93,20 +94,26 @@ class Context:
                 yield Problem(misread.location, misread.message, misread.help, misread.key, misread.fix)
 
 
-def _spec(reading: Reading) -> Spec:
-    if not reading.invalid:
-        return reading.spec
-    from dslpar.linter.unknown_values import with_unknown  # valid configs do not need it
+def _spec(reading: Reading, read: list[str] | None) -> Spec:
+    spec = reading.spec
+    if reading.invalid:
+        from dslpar.linter.unknown_values import with_unknown  # valid configs do not need it
 
-    return with_unknown(reading.spec, reading.invalid)
+        spec = with_unknown(spec, reading.invalid)
+    if read is not None:
+        from dslpar.linter.traced import traced  # only reports that show related places need it
+
+        spec = traced(spec, read)
+    return spec
 
 
 class Source:
     """The keys that the author wrote, and where they are."""
 
-    def __init__(self, config: Config, written: Mapping[str, str]) -> None:
+    def __init__(self, config: Config, written: Mapping[str, str], read: list[str] | None = None) -> None:
         self._config = config
         self._written = written
+        self._read = read
 
     def key(self, key: str) -> str:
         """Return the key as the author wrote it, for instance an alias or the key of a shorthand."""
@@ -114,6 +121,8 @@ class Source:
 
     def given(self, key: str) -> bool:
         """Return whether the author wrote the key."""
+        if self._read is not None:
+            self._read.append(key)
         return key in self._written
 
     def first_given(self, keys: tuple[str, ...]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from dslpar.core.errors import COMMAND_LINE, WORLD, DslparError, Finding, Location
+from dslpar.core.errors import COMMAND_LINE, WORLD, DslparError, Finding, Location, Related
 from dslpar.language.limits import MAX_SOURCE_BYTES
 from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.language.recovery import UNKNOWN, Recovered, recovered
@@ -24,6 +24,7 @@ from dslpar.linter import check
 from dslpar.linter.check import Checked
 from dslpar.linter.config_files import is_config
 from dslpar.linter.problem import UnknownValueError
+from dslpar.linter.related import MOST, RelatedPlaces, key_place, overlap
 from dslpar.linter.selection import Selection
 from dslpar.lsp.settings import Settings, settings_or_none
 
@@ -38,6 +39,13 @@ class Shown:
     finding: Finding
     worlds: tuple[int, ...] = ()
     """Empty: for all."""
+    key_place: Location | None = None
+    """For a value of another file: where this file takes it, which is where the editor shows the finding."""
+
+    @property
+    def place(self) -> Location:
+        """Return where the finding is shown."""
+        return self.key_place or self.finding.location
 
     @property
     def message(self) -> str:
@@ -87,6 +95,25 @@ class Analysis:
             return None if checked.has_errors else checked.job
         except (UnknownValueError, DslparError):
             return None  # no world, or what lint could not tell
+
+    @cached_property
+    def _related(self) -> dict[Shown, tuple[Related, ...]]:
+        return {}
+
+    @cached_property
+    def _places(self) -> Mapping[int | None, RelatedPlaces]:
+        return {world: RelatedPlaces(one.context) for world, one in self.checked.items()}
+
+    def related(self, shown: Shown) -> tuple[Related, ...]:
+        """Return the places of the other values that a finding names; of its own, if that is in another file."""
+        if shown not in self._related:
+            item, world = shown.finding, next(iter(shown.worlds or self._places))
+            found = self._places[world].of(item)
+            if shown.key_place is not None:
+                written = Related(item.location, "the value is written here")
+                found = (written, *(each for each in found if not overlap(each.location, shown.place)))[:MOST]
+            self._related[shown] = found
+        return self._related[shown]
 
     @cached_property
     def files(self) -> frozenset[str]:
@@ -143,6 +170,18 @@ def _shown(path: str, settings: Settings, made: Recovered, checked: Mapping[int 
             if selection.includes(item.code, ignored):
                 worlds_of.setdefault(item, []).append(world)
     return [
-        Shown(item, () if len(worlds) == len(checked) else tuple(world for world in worlds if world is not None))
+        Shown(
+            item,
+            () if len(worlds) == len(checked) else tuple(world for world in worlds if world is not None),
+            _key_place(path, made, next(iter(checked.values())).config, item),
+        )
         for item, worlds in worlds_of.items()
     ]
+
+
+def _key_place(path: str, made: Recovered, config: Config, item: Finding) -> Location | None:
+    """Return where this file takes a value that another one writes; None for its own values, and for broken lines."""
+    if item.location.path == path or item.location.path.startswith("<"):
+        return None
+    found = key_place(config, item.key)
+    return found[0] if found is not None and found[0].line not in made.broken else None

@@ -250,15 +250,33 @@ _MOST_SIZES = 16
 
 
 def _legal_sizes(analysis: Analysis, key: str, texts: Mapping[str, str]) -> Iterator[Item]:
-    """Yield the sizes with which the config has no error that it has not without the key."""
+    """Yield the sizes with which the config has no error that it has not without the key.
+
+    What is written of the statement counts. A size is legal if no value is unknown that could tell otherwise. A tensor
+    size that is written before its mode is legal if it is in one of the common modes.
+    """
     world = analysis.settings.worlds[0]
     if world is None:
         return
-    without = _errors(analysis, world, [], texts)
+    without = _errors(analysis, world, [], texts) or set()
+    unknown = [each for each in analysis.config.unknown if each != key and each.startswith(_OF_LAYOUT)]
+    has_mode = key != "parallel.tensor.size" or _MODE in unknown or analysis.config.root.get(_MODE) is not None
     for size in _divisors(world)[:_MOST_SIZES]:
-        found = _errors(analysis, world, [f"{key}={size}"], texts)
-        if found is not None and not found - (without or set()):
-            yield Item(f"{size}", f"{size}", "value", f"legal on {world} ranks", rank=0)
+        for mode in ("",) if has_mode or size == 1 else _COMMON_MODES:
+            found = _errors(analysis, world, [f"{key}={size}", *([f"{_MODE}={mode}"] if mode else [])], texts)
+            if found is not None and not found - without:
+                wrong = unknown or any(code.startswith(_LAYOUTS) for code, _ in found)
+                detail = f"{'divides' if wrong else 'legal on'} {world} ranks" + (f" in mode {mode!r}" if mode else "")
+                yield Item(f"{size}", f"{size}", "value", detail, rank=0)
+                break
+
+
+_MODE = "parallel.tensor.mode"
+_COMMON_MODES = ("1d", "2d", "3d")
+_OF_LAYOUT = ("parallel", "train.dist", "model", "batch")
+"""Keys that decide whether a size is legal."""
+_LAYOUTS = ("PAR", "TEN", "PIP", "BAT")
+"""Families of rules about sizes: with one of their errors no size is legal, whatever the cursor's key is."""
 
 
 def _divisors(number: int) -> list[int]:

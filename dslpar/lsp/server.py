@@ -127,7 +127,7 @@ class ConfigServer(LanguageServer):
         try:
             made = analysed(path, self.texts)
             self.analyses[uri] = made
-            diagnostics = [self.diagnostic(document, each) for each in _own(made)] if made.is_config else []
+            diagnostics = [self.diagnostic(document, made, each) for each in _own(made)] if made.is_config else []
             self.text_document_publish_diagnostics(
                 types.PublishDiagnosticsParams(uri=uri, version=document.version, diagnostics=diagnostics)
             )
@@ -170,19 +170,36 @@ class ConfigServer(LanguageServer):
         """Return a replacement in the client's units."""
         return types.TextEdit(self.range(document, fix.location), fix.text)
 
-    def diagnostic(self, document: TextDocument, shown: Shown) -> types.Diagnostic:
-        """Return a finding as the client shows it."""
+    def diagnostic(self, document: TextDocument, made: Analysis, shown: Shown) -> types.Diagnostic:
+        """Return a finding as the client shows it; with related places if it shows any."""
         item = shown.finding
         help = f"\nhelp: {item.help}" if item.help else ""
         return types.Diagnostic(
-            range=self.range(document, item.location if not item.location.path.startswith("<") else Location("")),
+            range=self.range(document, shown.place if not shown.place.path.startswith("<") else Location("")),
             message=shown.message + help,
             severity=_severity(item.severity),
             code=item.code,
             code_description=types.CodeDescription(href=url_of(item.code)) if url_of(item.code) else None,
             source="dslpar",
             tags=[types.DiagnosticTag.Unnecessary] if item.code.startswith(_WITHOUT_EFFECT) else None,
+            related_information=self.related(document, made, shown) or None,
         )
+
+    def related(self, document: TextDocument, made: Analysis, shown: Shown) -> list[types.DiagnosticRelatedInformation]:
+        """Return the related places of a finding; none if the client does not show them."""
+        of_text = self.client_capabilities.text_document
+        able = of_text.publish_diagnostics if of_text is not None else None
+        if able is None or not able.related_information:
+            return []
+        return [
+            types.DiagnosticRelatedInformation(
+                types.Location(document.uri, self.range(document, place.location))
+                if place.location.path == made.path
+                else self.location(place.location),
+                place.message,
+            )
+            for place in made.related(shown)
+        ]
 
 
 def _lines(document: TextDocument) -> list[str]:
@@ -201,9 +218,9 @@ def _severity(severity: Severity) -> types.DiagnosticSeverity:
 
 
 def _own(made: Analysis) -> Iterator[Shown]:
-    """Yield the findings of the file itself, and those of no file."""
+    """Yield the findings of the file itself, of values that it takes from other files, and of no file."""
     for each in made.findings:
-        path = each.finding.location.path
+        path = each.place.path
         if path == made.path or path.startswith("<"):
             yield each
 
@@ -388,7 +405,7 @@ def _config_actions(ls: ConfigServer, made: Analysis, params: types.CodeActionPa
         types.CodeAction(
             fix.title,
             types.CodeActionKind.QuickFix,
-            [ls.diagnostic(document, each)],
+            [ls.diagnostic(document, made, each)],
             is_preferred=fix.is_own,
             edit=types.WorkspaceEdit({uri: [ls.edit(document, fix.edit)]}),
         )
@@ -436,7 +453,7 @@ def _is_asked(action: types.CodeAction, only: Sequence[types.CodeActionKind | st
 
 def _at(ls: ConfigServer, document: TextDocument, made: Analysis, cursor: types.Range) -> list[Shown]:
     """Return the findings at the cursor or selection; those of its lines if there is none."""
-    ranges = {each: ls.range(document, each.finding.location) for each in _own(made)}
+    ranges = {each: ls.range(document, each.place) for each in _own(made)}
     lines = types.Range(types.Position(cursor.start.line, 0), types.Position(cursor.end.line + 1, 0))
     # On the name of a key, the findings about its value too.
     key = key_at(made, *ls.character(document, cursor.start)) if cursor.start == cursor.end else None

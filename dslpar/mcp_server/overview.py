@@ -61,7 +61,8 @@ count from 1. `dslpar explain CODE` prints the rule's page. Errors cannot be sil
 ## JSON
 
 `--format json` of lint is a list of findings: code, name, severity, message, help, path, line, column, end_line,
-end_column, key, fix, url. That of explain and runs is a list; that of show, plan, prove and diff is an object.
+end_column, key, fix, related (other places: where a value that the message names was written), url. That of explain and
+runs is a list; that of show, plan, prove and diff is an object.
 
 ## Commands
 

@@ -89,7 +89,7 @@ TOOLS: Mapping[str, ToolSpec] = {
     "lint": ToolSpec(
         "Check a config, or all configs below a folder; list the findings. Imports and executes none of their code.",
         "code:str name:str severity:str message:str help:str path:str line:int column:int end_line:int end_column:int "
-        "key:str fix:list url:str",
+        "key:str fix:list related:list url:str",
         _CONFIG,
         is_list=True,
     ),

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -219,3 +220,10 @@ def test_actions_are_pinned_and_no_input_is_in_a_shell_text() -> None:
     assert len(used) == 2
     assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", each) for each in used)
     assert [each["run"] for each in STEPS if "${{" in each.get("run", "")] == []
+
+
+@pytest.mark.skipif(shutil.which("check-jsonschema") is None, reason="PyPI's package check-jsonschema is not installed")
+def test_the_schema_of_actions_accepts_the_file() -> None:
+    command = ["check-jsonschema", "--builtin-schema", "vendor.github-actions", str(FOLDER / "action.yml")]
+    checked = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr

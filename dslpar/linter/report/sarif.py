@@ -1,9 +1,9 @@
 """Findings as SARIF 2.1.0, which GitHub's code scanning and others read (OASIS Standard, 2020).
 
-Each rule with a finding is described by its page. A finding has its location, its fix if there is one, and a
-fingerprint that does not change when lines are added above it. Files below the root (GITHUB_WORKSPACE, else the working
-folder) have relative URIs, other files absolute URIs. Columns count UTF-16 code units, as SARIF readers do. A
-location must be a file, so findings without a file (world size, command line) are at the first line of the config.
+Each rule with a finding is described by its page. A finding has its location, related locations, its fix if there is
+one, and a fingerprint that does not change when lines are added above it. Files below the root (GITHUB_WORKSPACE, else
+the working folder) have relative URIs, other files absolute URIs. Columns count UTF-16 code units, as SARIF readers do.
+A location must be a file, so findings without a file (world size, command line) are at the first line of the config.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import quote
 from dslpar.core.catalog import split_page
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Fix, Location
 from dslpar.core.version import VERSION
-from dslpar.core.visible import json_text
+from dslpar.core.visible import json_text, visible
 from dslpar.linter.registry import page_of
 from dslpar.linter.report.github import message_with_help, relative, root_of
 
@@ -115,6 +115,18 @@ class _Results:
             "partialFingerprints": {"primaryLocationLineHash": self.fingerprints.of(finding)},
             "properties": {"key": finding.key},
         }
+        if finding.related:
+            result["relatedLocations"] = [
+                {
+                    "id": number,
+                    "physicalLocation": {
+                        "artifactLocation": self.artifact(place.location.path),
+                        "region": self.region(place.location),
+                    },
+                    "message": {"text": visible(place.message)},
+                }
+                for number, place in enumerate(finding.related)
+            ]
         if finding.fix is not None:
             result["fixes"] = [self.fix(finding.fix)]
         return result

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from dslpar.cli.completion import SCRIPTS, candidates
-from dslpar.cli.main import _KEYWORDS, COMMANDS, main
+from dslpar.cli.main import COMMANDS, main
 from tests.support.paths import ROOT
 
 
 def words(*typed: str) -> list[str]:
-    return [each.word for each in candidates(typed, COMMANDS, _KEYWORDS)]
+    return [each.word for each in candidates(typed, COMMANDS)]
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,20 @@ def shell(name: str, script: str, environ: dict[str, str], *flags: str) -> str:
     ran = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")
     return ran.stdout
+
+
+def test_the_words_are_those_of_the_parsers_and_the_schema() -> None:
+    words = ROOT / "dslpar" / "cli" / "completion.json"
+    made = subprocess.run(
+        [sys.executable, "-c", "from completion_words import text; print(text(), end='')"],
+        cwd=ROOT / "tools",
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert words.read_text(encoding="utf-8") == made.stdout, "python tools/docs.py"
 
 
 def test_commands_actions_flags_and_choices() -> None:
@@ -128,10 +142,14 @@ def test_the_answer_has_a_word_and_its_help_per_line(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == f"explain\t{COMMANDS['explain']}\n"
 
 
-def test_keys_need_few_imports() -> None:
-    """A TAB waits for it: neither torch, nor the linter's rules, nor the planner."""
+@pytest.mark.parametrize("typed", [("show", "cfg.py", "zero."), ("lint", "--form"), ("explain", "TEN10")])
+def test_a_tab_needs_few_imports(typed: tuple[str, ...]) -> None:
+    """A person waits for it: neither torch, nor the schema, nor any command is imported."""
     code = "import sys; from dslpar.cli.main import main; main(); print(*sys.modules, file=sys.stderr)"
-    command = [sys.executable, "-c", code, "__complete", "show", "cfg.py", "zero."]
+    command = [sys.executable, "-c", code, "__complete", *typed]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert "zero.stage=" in ran.stdout
-    assert {"torch", "yaml", "dslpar.linter.registry", "dslpar.planner"}.isdisjoint(ran.stderr.split())
+    assert ran.stdout.startswith(typed[-1])
+    modules = ran.stderr.split()
+    assert {"torch", "yaml", "inspect", "dataclasses"}.isdisjoint(modules)
+    ours = {name for name in modules if name.startswith("dslpar.") and not name.startswith("dslpar.core")}
+    assert ours == {"dslpar.cli", "dslpar.cli.main", "dslpar.cli.completion"}

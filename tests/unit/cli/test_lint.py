@@ -28,6 +28,7 @@ FIELDS = [
     "end_column",
     "key",
     "fix",
+    "related",
     "url",
 ]
 

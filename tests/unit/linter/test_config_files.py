@@ -19,7 +19,8 @@ def config(text: str, path: str = "cfg.py") -> Config:
         "model = dict(type='GPT')\n",
         "parallel = dict(pipeline=2)\n",
         "parallel = dict()\n",
-        "zero = 2\nprecision = 'bf16'\n",
+        "zero = dict(stage=2)\nprecision = 'bf16'\n",
+        "trian = dict(steps=2)\nprecision = 'bf16'\n",
         "model = 'gpt2'\nparallel = dict(pipeline=2)\n",
     ],
 )
@@ -33,6 +34,9 @@ def test_configs(text: str) -> None:
         "model = 'gpt2'\nparallel = True\nprint(model)\n",
         "model = 'gpt2'\n",
         "parallel = 8\n",
+        "data = 'x'\ntrain = True\n",
+        "zero = 0\nprecision = 'high'\nbatch = 16\n",
+        "data = ['a']\ntrain = len(data)\n",
         "model = ['a', 'b']\n",
         "import torch\nmodel = torch.nn.Linear(3, 4)\n",
     ],
@@ -49,3 +53,21 @@ def test_yaml_files_of_other_programs() -> None:
 def test_folder_lint_says_why_a_program_is_skipped() -> None:
     reasons = skipped([config("model = dict(type='GPT')\n", "a.py"), config("model = 'gpt2'\n", "b.py")])
     assert reasons == {"b.py": "it defines no section model or parallel"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model = dict(type='GPT')\n", True),
+        ("parallel: Parallel = {'pipeline': 2}\n", True),
+        ("model = LazyCall(GPT)(num_layers=2)\n", True),
+        ("from .common import model\n", True),
+        ("model = Model(\n    a=1)\n", False),
+        ("model = load('gpt2')\nmodel.train()\nmodel['a'] = 1\n", False),
+        ("parallel = 8\n", False),
+    ],
+)
+def test_files_that_are_not_evaluated_to_their_end(text: str, expected: bool) -> None:
+    unread = config(f"{text}a = (\n")
+    assert not unread.complete
+    assert is_config(unread) is expected

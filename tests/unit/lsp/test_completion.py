@@ -91,5 +91,48 @@ def test_legal_sizes_are_those_of_unsaved_imports(tmp_path: Path) -> None:
 
 def test_sizes_of_a_hundred_million_ranks(tmp_path: Path) -> None:
     text = CONFIG.replace("world-size=8", "world-size=100000007").replace("pipeline=1", "pipeline=|")
+    text = text.replace("batch = dict(global_size=16, micro_size=2)\n", "")
     items, _, _ = offered(tmp_path / "cfg.py", text)
-    assert [each.label for each in items] == ["1", "100000007", "dict()"], "a prime has no other divisors"
+    assert [each.label for each in items] == ["1", "dict()"], "a prime has no other divisor that is below the layers"
+
+
+WIDE = CONFIG.replace("world-size=8", "world-size=64").replace("num_heads=4", "num_heads=16")
+WIDE = WIDE.replace("global_size=16, micro_size=2", "micro_size=8")
+LEGAL = [(size, "legal on 64 ranks") for size in ("1", "2", "4", "8", "16")]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("parallel = dict(pipeline=4, tensor=dict(size=|, mode='1d'))", LEGAL),
+        ("parallel = dict(pipeline=4, tensor=dict(mode='1d', size=|", LEGAL),
+        ("parallel = dict(pipeline=4, , tensor=dict(mode='1d', size=|))", LEGAL),
+        ("parallel = {'pipeline': 4, 'tensor': {'mode': '1d', 'size': |}}", LEGAL),
+        ("parallel = dict(pipeline=4, tensor=dict(mode='3d', size=|", [LEGAL[0], LEGAL[3]]),
+        ("parallel = dict(tensor=dict(mode='1d', size=16), pipeline=|", LEGAL[:3]),
+    ],
+)
+def test_sizes_are_legal_with_what_is_written_of_their_statement(
+    tmp_path: Path, line: str, expected: list[tuple[str, str]]
+) -> None:
+    items, _, _ = offered(tmp_path / "cfg.py", WIDE.replace("parallel = dict(pipeline=1)", line))
+    assert [(each.label, each.detail) for each in items if each.label != "dict()"] == expected
+
+
+def test_a_tensor_size_before_its_mode_is_legal_in_one_of_them(tmp_path: Path) -> None:
+    text = WIDE.replace("num_heads=16", "num_heads=4").replace("pipeline=1", "pipeline=4, tensor=dict(size=|)")
+    items, _, _ = offered(tmp_path / "cfg.py", text)
+    assert [(each.label, each.detail) for each in items] == [
+        ("1", "legal on 64 ranks"),
+        ("2", "legal on 64 ranks in mode '1d'"),
+        ("4", "legal on 64 ranks in mode '1d'"),
+        ("8", "legal on 64 ranks in mode '3d'"),
+        ("16", "legal on 64 ranks in mode '2d'"),
+    ]
+
+
+@pytest.mark.parametrize("pipeline", ["", "3"])
+def test_a_size_is_not_said_to_be_legal_beside_an_unknown_or_a_wrong_one(tmp_path: Path, pipeline: str) -> None:
+    line = f"parallel = dict(pipeline={pipeline}, tensor=dict(size=|, mode='1d'))"
+    items, _, _ = offered(tmp_path / "cfg.py", WIDE.replace("parallel = dict(pipeline=1)", line))
+    assert {each.detail for each in items} == {"divides 64 ranks"}

@@ -42,8 +42,9 @@ def check_edits(path: Path, count: int) -> None:
         for shown in made.findings[:1]:
             quick_fixes(made, shown.finding, {real: now})
         for shown in made.findings:
-            at = shown.finding.location
-            assert at.path != made.path or at.line <= now.count("\n") + 1, "a place that the text does not have"
+            places = [each.location for each in made.related(shown)] if made.checked else []
+            for at in (shown.place, *places):
+                assert at.path != made.path or at.line <= now.count("\n") + 1, "a place that the text does not have"
         if now == text:
             assert made.findings == at_first, "a finding of another text"
 

@@ -128,6 +128,50 @@ def test_a_statement_that_does_not_parse_hides_no_other(tmp_path: Path) -> None:
     in_editor(tmp_path, use)
 
 
+RELATED = types.ClientCapabilities(
+    text_document=types.TextDocumentClientCapabilities(
+        publish_diagnostics=types.PublishDiagnosticsClientCapabilities(related_information=True)
+    )
+)
+
+
+def test_findings_have_related_places_for_clients_that_show_them(tmp_path: Path) -> None:
+    text = TEXT.replace("num_heads=4", "num_heads=5").replace("size=2", "size=4")
+
+    async def use(editor: Editor) -> None:
+        of = {each.code: each.related_information or () for each in await editor.write("cfg.py", text)}
+        assert [each.message for each in of["TEN205"]] == ["num_heads = 5 is written here"]
+        places = of["TEN201"]
+        assert [each.message for each in places] == [
+            "tensor.size = 4 is written here",
+            "tensor.mode = '1d' is written here",
+        ]
+        at = places[0].location
+        assert (at.uri, at.range.start, at.range.end.character) == (editor.uri("cfg.py"), types.Position(1, 45), 46)
+
+    async def without(editor: Editor) -> None:
+        assert all(each.related_information is None for each in await editor.write("cfg.py", text))
+
+    in_editor(tmp_path, use, RELATED)
+    in_editor(tmp_path, without)
+
+
+def test_a_finding_of_an_imported_value_is_where_the_config_takes_it(tmp_path: Path) -> None:
+    async def use(editor: Editor) -> None:
+        model = TEXT.split("\n")[2].replace("num_heads=4", "num_heads=5")
+        (tmp_path / "common.py").write_text(model + "\n")
+        text = TEXT.replace(TEXT.split("\n")[2], "from .common import model")
+        found = await editor.write("cfg.py", text)
+        assert {each.code for each in found} == {"TEN205", "TEN201"}
+        assert {(each.range.start.line, each.range.start.character) for each in found} == {(2, 20)}
+        (of_heads,) = [each for each in found if each.code == "TEN201"]
+        first = (of_heads.related_information or ())[0]
+        assert (first.message, first.location.uri) == ("the value is written here", editor.uri("common.py"))
+        assert first.location.range.start.character == model.index("=5") + 1
+
+    in_editor(tmp_path, use, RELATED)
+
+
 def test_other_python_files_get_no_findings(tmp_path: Path) -> None:
     async def use(editor: Editor) -> None:
         assert await editor.write("program.py", "import os\n\ndef main():\n    return undefined\n") == []
