@@ -7,6 +7,7 @@ hundreds of thousands. Here a handler leaves the table as soon as it is done (py
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from pygls.protocol import LanguageServerProtocol
@@ -19,4 +20,8 @@ class Protocol(LanguageServerProtocol):
         super()._execute_handler(msg_id, *args, **kwargs)
         future = self._request_futures.get(msg_id)
         if future is not None:
-            future.add_done_callback(lambda _: self._request_futures.pop(msg_id, None))
+            future.add_done_callback(lambda _: self._forget(msg_id))
+
+    def _forget(self, msg_id: Any) -> None:
+        # Later: a shutdown goes through the table, and cancels what it finds, which ends such a handler at once.
+        asyncio.get_running_loop().call_soon(self._request_futures.pop, msg_id, None)
