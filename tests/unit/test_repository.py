@@ -353,10 +353,15 @@ def test_a_trace_would_be_seen(tmp_path: Path) -> None:
     assert len(traces([tmp_path / "file.py"])) == 1
 
 
+def _opens_with_docstring(source: str) -> bool:
+    return re.match(r'r?"""\s*\S', source) is not None or bool(ast.get_docstring(ast.parse(source)))
+
+
 def test_every_module_says_what_it_is() -> None:
     configs = {"configs", "foreign_configs"}
     modules = [path for path in files(".py") if configs.isdisjoint(path.relative_to(ROOT).parts)]
-    silent = [path for path in modules if not ast.get_docstring(ast.parse(path.read_text()))]
+    # To parse the modules takes seconds: most open with their docstring.
+    silent = [path for path in modules if not _opens_with_docstring(path.read_text())]
     assert modules
     assert silent == []
 
