@@ -501,7 +501,8 @@ FREE = (
 
 def _of_other_folders(path: Path) -> Iterator[str]:
     """Yield modules that a test module imports from another folder of tests, except tests/support."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)) if re.search(r"\btests\.(?!support\b)", source) else ():
         names: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module]

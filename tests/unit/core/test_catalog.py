@@ -54,7 +54,8 @@ def test_no_site_repeats_what_the_catalogue_says() -> None:
     by_hand = {
         path.relative_to(ROOT).as_posix()
         for path in SOURCES
-        for name, _ in calls(path.read_text())
+        if "Finding" in (source := path.read_text())
+        for name, _ in calls(source)
         if name == "Finding"
     }
     assert by_hand == {"dslpar/core/catalog/__init__.py", "dslpar/language/errors.py", "dslpar/linter/rule.py"}
