@@ -59,7 +59,7 @@ def _list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"cannot read {args.folder}: {error.strerror}")
     if not _reads_manifests() and any(run.checkpoint for run in runs):
         missing = explain_missing("that", "xxhash")
-        sys.stderr.write(f"note: the checkpoints' manifests are not checked: {missing}\n")
+        sys.stderr.write(visible(f"note: the checkpoints' manifests are not checked: {missing}") + "\n")
     runs = _sorted([run for run in runs if args.state in (None, run.state)], args.sort, args.reverse)
     if args.format == "json":
         arguments.print_json([_as_json(run) for run in runs])

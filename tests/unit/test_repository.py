@@ -467,10 +467,15 @@ def bare_texts(tree: ast.AST) -> list[int]:
     """Return lines that print, or write to a standard stream, composed text that is not made visible."""
     found = []
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        written = ast.unparse(call.func)
-        if written == "print" or written.endswith(("stdout.write", "stderr.write")):
+        if _writes(call.func):
             found += [text.lineno for argument in call.args for text in _put_together(argument)]
     return found
+
+
+def _writes(function: ast.expr) -> bool:
+    if isinstance(function, ast.Attribute) and function.attr == "write":
+        return ast.unparse(function.value).endswith(("stdout", "stderr"))
+    return isinstance(function, ast.Name) and function.id == "print"
 
 
 def _put_together(node: ast.AST) -> Iterator[ast.JoinedStr]:
