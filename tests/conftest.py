@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.support import cpu_progress_timeout
+from tests.support import cpu_progress_timeout, huge_pages
 
 signal.signal(
     signal.SIGINT, signal.default_int_handler
@@ -34,12 +34,14 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 def pytest_collection() -> Generator[None, None, None]:
     """Collect without the garbage collector, and exclude imported objects from it, since they live to the end.
 
-    Forked ranks do not scan them either, and so do not copy their memory pages.
+    Forked ranks do not scan them either, and so do not copy their memory pages. All that was imported is in huge pages
+    then, so that a fork takes little.
     """
     gc.disable()
     yield
     gc.enable()
     gc.freeze()
+    huge_pages.collapse()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -79,11 +79,11 @@ def pages() -> Iterator[Page]:
 
 def of_module(path: str, source: str) -> Page:
     """Return the docstrings of a module, and the strings below its fields."""
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     with_docstring = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    first = {id(node.body[0]) for node in ast.walk(tree) if isinstance(node, with_docstring) and node.body}
+    first = {id(node.body[0]) for node in nodes if isinstance(node, with_docstring) and node.body}
     lines, docstrings = [""] * (source.count("\n") + 1), []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             text = without_code(node.value.value)
             for number, line in enumerate(text.splitlines(), node.lineno - 1):

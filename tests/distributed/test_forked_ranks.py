@@ -109,6 +109,7 @@ def _works_on_rank_0(cpu_s: float) -> float:
     return time.process_time()
 
 
+@pytest.mark.prove  # `make test` has the decision: tests/unit/watchdog, of seconds in which a rank could not run
 def test_a_starved_rank_is_not_ended() -> None:
     """It computes for some seconds, with pauses as long as `idle_s`."""
     with _busy(8):

@@ -85,13 +85,14 @@ def build_ops_alone() -> None:
     every later start silently waits for it. The lock of a living process stays (build_lock.py).
     """
     from deepspeed.ops.op_builder.builder import OpBuilder
-    from torch.utils import cpp_extension
 
     jit_load = OpBuilder.jit_load
     if getattr(jit_load, "builds_alone", False):
         return
 
     def alone(self: Any, verbose: bool = True) -> object:
+        from torch.utils import cpp_extension  # brings setuptools: 0.2 s for each rank, and few runs build an op
+
         with building_alone(Path(cpp_extension._get_build_directory(self.name, verbose=False))):
             return jit_load(self, verbose)
 

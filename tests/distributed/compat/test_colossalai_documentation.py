@@ -179,7 +179,7 @@ INTERLEAVED: dict[str, tuple[dict[str, Any], str]] = {
     "Sequential": ({}, SEQUENTIAL),
     "Sequential, zero_bubble": ({"schedule": {"type": "zero_bubble", "num_model_chunks": 2}}, SEQUENTIAL),
 }
-EACH_TIME = set(zip((1, 2, 2, 1), INTERLEAVED, strict=True))
+EACH_TIME = {(2, "num_chunks=2"), (1, "Sequential, zero_bubble")}
 
 
 @pytest.mark.parametrize(("data", "name"), sampled(product((1, 2), INTERLEAVED), EACH_TIME))

@@ -38,7 +38,9 @@ from tests.support.ranks import on_ranks
 from tests.support.runs import start
 
 OP = "ZeRO 1, DeepSpeedCPUAdam"
-NAMES = [name for name in PROGRAMS if name != OP]
+EACH_TIME = ("fp32", "ZeRO 1, fp32", "ZeRO 2, bf16", "ZeRO 3, bf16", "pipeline, tied, ZeRO 1, bf16, offloaded")
+"""Programs of `make test`: every stage, both executors, and most patches; `make prove` trains all."""
+REST = tuple(name for name in PROGRAMS if name not in (OP, *EACH_TIME))
 
 
 # ---- the same programs in three processes ----
@@ -46,7 +48,7 @@ NAMES = [name for name in PROGRAMS if name != OP]
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Alone]:
-    """Return a function that trains programs in a process without dslpar: all but that of the op, or that alone."""
+    """Return a function that trains a program, and the others of its part, in a process without dslpar."""
 
     @cache
     def train(*names: str) -> Alone:
@@ -55,7 +57,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Alone]:
         assert found.status == 0, found.output
         return Alone(**pickle.loads(path.read_bytes()))
 
-    return lambda name: train(OP) if name == OP else train(*NAMES)
+    return lambda name: train(*next(part for part in (EACH_TIME, REST, (OP,)) if name in part))
 
 
 def _made(stage: int, dtype: str = "fp32", extra: Any = None, optimizer: Any = None, **axes: Any) -> Job:
@@ -121,9 +123,8 @@ def _differing(found: Result, expected: Result) -> set[str]:
     [
         pytest.param(
             name,
-            marks=[pytest.mark.prove, pytest.mark.skipif(not shutil.which("g++"), reason="g++ compiles the op")]
-            if name == OP
-            else [],
+            marks=[pytest.mark.prove] * (name not in EACH_TIME)
+            + [pytest.mark.skipif(not shutil.which("g++"), reason="g++ compiles the op")] * (name == OP),
         )
         for name in PROGRAMS
     ],

@@ -93,7 +93,7 @@ def steps(case: str, within_layers: bool = True) -> tuple[bool, int, bool]:
     return equal, ahead, on
 
 
-DAILY = {"ZeRO 0, data 2", "ZeRO 1, gathers overlap", "zero bubble"}
+DAILY = {"ZeRO 1, gathers overlap", "zero bubble"}
 
 
 @pytest.mark.parametrize("case", sampled(CASES, DAILY))

@@ -76,13 +76,13 @@ DIVIDING = [name for name, tensor in LAYOUTS.items() if tensor.size % 3]
 IN_TURN = {"1d-4", "2d-4", "ring-2-zigzag"}
 
 
-@pytest.mark.parametrize("layout", sampled(DIVIDING, {*IN_TURN, "3d-8", "1d-sequence-2"}))
+@pytest.mark.parametrize("layout", sampled(DIVIDING, {*IN_TURN, "1d-sequence-2"}))
 def test_tokens_that_are_gathered_count_once(layout: str) -> None:
     """Every rank of the tensor group routes all tokens, and counts its own."""
     assert off(LAYOUTS[layout]) < CLOSE
 
 
-@pytest.mark.parametrize("layout", sampled(DIVIDING, {*IN_TURN, "2.5d-8-depth-2", "1d-sequence-2"}))
+@pytest.mark.parametrize("layout", sampled(DIVIDING, {*IN_TURN, "1d-sequence-2"}))
 def test_tokens_that_are_exchanged_count_where_they_are(layout: str) -> None:
     assert off(replace(LAYOUTS[layout], exchanges_tokens=True)) < CLOSE
 

@@ -98,7 +98,7 @@ MODELS: dict[str, dict[str, Any]] = {
 MODELS["DeepseekV3, first block dense"] = MODELS["DeepseekV3"] | dict(first_k_dense_replace=1, v_head_dim=6)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(MODELS, {"Mixtral", "Qwen2Moe", "DeepseekV3, first block dense"}))
 def test_parameters_of_every_rank_are_those_that_are_forecast(name: str) -> None:
     """Without processes: every rank of six layouts builds its part of a tiny model."""
     sizes = SIZES | MODELS[name]

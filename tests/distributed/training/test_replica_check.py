@@ -118,7 +118,7 @@ def _clean(made: Job) -> tuple[list[str], int]:
 EACH_TIME = {"data 3, ZeRO 3", "1d sequence, data 2, ZeRO 1, bf16", "2d", "pipe 2, data 2"}
 
 
-@pytest.mark.parametrize("name", sampled(LAYOUTS, EACH_TIME))
+@pytest.mark.parametrize("name", sampled(LAYOUTS, {"1d sequence, data 2, ZeRO 1, bf16", "pipe 2, data 2"}))
 def test_nothing_is_found_in_a_clean_run(name: str) -> None:
     """Every step is compared, with dropout. The number of compared items is checked here, and by the tests below."""
     made = _job(name, steps=STEPS)

@@ -3,7 +3,7 @@
     python -m tests.properties.layouts.arrays                 # repairs the arrays, after a change of factors or lint
     python -m tests.properties.layouts.arrays --anew daily    # makes one anew; `prove` takes more than ten minutes
 
-    rows("daily")           # strength 2, of few families, in up to 8 ranks: `make test`
+    rows("daily")           # strength 2, of few families, in up to 8 ranks: `make test` runs each level of it
     rows("prove")           # all families with all else in pairs; what divides a model in triples, up to 16 ranks
     rows("mixtures")        # mixtures of experts in pairs, up to 8 ranks, tokens gathered and sent
     rows("compiled")        # each level once with layers that torch compiles, 20 s of a core for each of up to 4 ranks

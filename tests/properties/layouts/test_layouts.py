@@ -6,13 +6,16 @@ three steps. `python -m tests.support.kill_matrix` shows the mistakes that these
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
 from dslpar.parity.prove import prove
 from tests.properties.layouts import arrays
-from tests.properties.layouts.arrays import ARRAYS, CONSTRAINTS, legal, missing, missing_of, repair, rows
+from tests.properties.layouts.arrays import ARRAYS, CONSTRAINTS, legal, missing, missing_of, repair, rows, world_size
 from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.layout_factors import OF_TRANSFORMERS, PLAIN, Row, describe, findings_of, job_of
+from tests.support.sampling import greedy_cover
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 EXPERTS: list[Row] = [
@@ -46,7 +49,33 @@ _OF_GPT: list[Row] = [
     )
 ]
 """Levels that the array of mixtures has not."""
-DAILY = [*rows("daily"), *EXPERTS, *_OTHER_ROUTERS]
+_PAIRS = (("mode", "pipe"), ("schedule", "zero"), ("family", "pipe"), *combinations(("context", "pipe", "data"), 2))
+
+
+def _levels_together(row: Row) -> set[tuple[object, ...]]:
+    """Return a row's levels, and those pairs of levels that `make test` runs: of axes, schedules, stages of ZeRO."""
+    is_cut = row["mode"] != "none"
+    cut = {(name, row[name], is_cut) for name in ("family", "zero")}
+    return {*row.items(), *cut, *((a, b, row[a], row[b]) for a, b in _PAIRS)}
+
+
+def _cost(row: Row) -> float:
+    """Return about how long a row takes: its ranks and the one process; ZeRO 3 and transformers' layers take longer."""
+    return (world_size(row) + 1) * (1 + (row["zero"] == 3)) * (1 + 0.5 * (row["family"] in OF_TRANSFORMERS))
+
+
+def _sample() -> list[Row]:
+    """Return rows of the array "daily" that have all its levels, and the pairs above, in little time."""
+    row_of = {describe(row): row for row in rows("daily")}
+    chosen = greedy_cover(
+        {name: _levels_together(row) for name, row in row_of.items()}, lambda name: _cost(row_of[name])
+    )
+    return [row for name, row in row_of.items() if name in chosen]
+
+
+TEST = [*_sample(), EXPERTS[0], EXPERTS[3], EXPERTS[5], *_OTHER_ROUTERS]
+"""A third of the rows of the array "daily" take a quarter of its CPU time: `make prove` runs them all."""
+DAILY = [*TEST, *(row for row in (*rows("daily"), *EXPERTS) if row not in TEST)]
 PROVE = [*rows("prove"), *rows("mixtures"), *rows("compiled"), *_OF_GPT]
 
 
@@ -60,7 +89,7 @@ def marks_of(row: Row) -> list[pytest.MarkDecorator]:
     return [*skip, *(TORCH_S_OWN_WARNINGS if row["compile"] else [])]
 
 
-@pytest.mark.parametrize("row", [*cases(DAILY), *cases(PROVE, pytest.mark.prove)])
+@pytest.mark.parametrize("row", [*cases(TEST), *cases([*DAILY[len(TEST) :], *PROVE], pytest.mark.prove)])
 def test_the_layout_does_not_change_the_maths(row: Row) -> None:
     job = job_of(row)
     assert job is not None, "lint passes it"
@@ -117,6 +146,15 @@ def test_rows_are_legal(name: str) -> None:
         assert findings_of(row) == [], describe(row)
 
 
+def test_the_sample_has_every_level_whole_and_cut() -> None:
+    """And `make prove` runs what the sample leaves out."""
+    seen = [set().union(*map(_levels_together, of)) for of in (TEST, rows("daily"))]
+    assert seen[1] <= seen[0]
+    assert {("zero", stage, cut) for stage in range(4) for cut in (False, True)} <= seen[0]
+    assert all(row in DAILY for row in (*rows("daily"), *EXPERTS, *_OTHER_ROUTERS))
+
+
+@pytest.mark.prove  # six seconds, of a tool that is run by hand: what it has written is checked above
 def test_an_array_that_lost_rows_is_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     """An array that lacks nothing is unchanged."""
     kept = rows("daily")

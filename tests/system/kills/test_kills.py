@@ -378,6 +378,7 @@ def test_killed_and_resumed_it_is_the_undisturbed_run(
     assert any(kill.alone for kill in kills) or number < 5
 
 
+@pytest.mark.prove  # it is of the comparison that the tests above make, and trains for it
 def test_the_comparison_sees_one_bit(undisturbed_under: Callable[[str], Undisturbed]) -> None:
     """Every kind of content of a checkpoint is compared."""
     one = undisturbed_under("1F1B").last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from math import log
 
 import pytest
@@ -183,9 +184,15 @@ def test_runs_of_one_layout_are_one_alternative_as_fast_as_the_fastest() -> None
 # With data --------------------------------------------------------------------------------------------------------
 
 
+@cache
+def _data() -> forecast.Data:
+    """Return all published runs; it takes three seconds to read them."""
+    return forecast.load(forecast.DATA)
+
+
 @needs_data
 def test_all_scored_rows_are_workloads_and_folds_keep_sets_together() -> None:
-    data = forecast.load(forecast.DATA)
+    data = _data()
     assert {run.stack for run in data.runs} == {*forecast.STACKS, forecast.UNFITTED}
     folds = forecast.deal(data, seed=1, folds=5)
     for members in by_set(data.runs).values():
@@ -198,7 +205,7 @@ def test_all_scored_rows_are_workloads_and_folds_keep_sets_together() -> None:
 @needs_data
 def test_the_defaults_forecast_each_stack() -> None:
     """The defaults were fitted on these runs; the benchmark scores out of fold."""
-    data = forecast.load(forecast.DATA)
+    data = _data()
     for stack in forecast.STACKS:
         chosen = data.of_stack(stack)
         found = forecast.Errors.of(residuals_of([data.terms[i] for i in chosen], DEFAULT))

@@ -55,8 +55,8 @@ def test_check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
         ["XLMRobertaForMaskedLM", "--policy", "RobertaForMaskedLM"],  # the tied weight's first name is the head's
         ["StableLmForCausalLM", "--policy", "LlamaForCausalLM"],  # a policy that is derived
         ["OlmoForCausalLM", "clip_qkv=0.5"],  # it changes q, k and v in place
-        ["SwinForImageClassification"],
-        ["Gemma4ForCausalLM", "hidden_size_per_layer_input=0"],
+        pytest.param(["SwinForImageClassification"], marks=pytest.mark.prove),  # two seconds each: `make test` has
+        pytest.param(["Gemma4ForCausalLM", "hidden_size_per_layer_input=0"], marks=pytest.mark.prove),  # the others
         [
             *("BioGptForCausalLM", "--policy"),
             "dict(blocks=['biogpt.layers'], regions={'biogpt.layers.*.self_attn': ['k_proj', 'v_proj', 'q_proj']},"

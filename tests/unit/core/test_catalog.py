@@ -44,7 +44,8 @@ def test_every_code_that_is_raised_has_its_page() -> None:
 def test_every_page_is_raised_somewhere() -> None:
     source = "\n".join(path.read_text() for path in SOURCES)
     # in quotes, or at the beginning of a text that a dying rank prints unchanged
-    assert [code for code in PAGES if not re.search(rf'"{code}"|^{code} ', source, re.MULTILINE)] == []
+    raised = {quoted or first for quoted, first in re.findall(r'"([A-Z]+\d+)"|^([A-Z]+\d+) ', source, re.MULTILINE)}
+    assert [code for code in PAGES if code not in raised] == []
 
 
 def test_no_site_repeats_what_the_catalogue_says() -> None:
@@ -54,7 +55,8 @@ def test_no_site_repeats_what_the_catalogue_says() -> None:
     by_hand = {
         path.relative_to(ROOT).as_posix()
         for path in SOURCES
-        for name, _ in calls(path.read_text())
+        if "Finding" in (source := path.read_text())
+        for name, _ in calls(source)
         if name == "Finding"
     }
     assert by_hand == {"dslpar/core/catalog/__init__.py", "dslpar/language/errors.py", "dslpar/linter/rule.py"}
