@@ -46,11 +46,9 @@ _KINDS = {
 }
 _WITHOUT_EFFECT = "DEAD"
 """Family of rules about keys without effect, which editors show faded."""
-_ACTIONS = [
-    types.CodeActionKind.QuickFix,
-    types.CodeActionKind.SourceFixAll,
-    types.CodeActionKind.RefactorRewrite,
-]
+_FIX_ALL = f"{types.CodeActionKind.SourceFixAll.value}.dslpar"
+"""Has a name of its own, so that an editor can apply these on saving and not those of other servers."""
+_ACTIONS = [types.CodeActionKind.QuickFix, _FIX_ALL, types.CodeActionKind.RefactorRewrite]
 EXPLAIN = "dslpar.explainRule"
 """Command that opens a rule's page; its argument is the code."""
 _CONFIG = (".py", ".yaml", ".yml")
@@ -278,16 +276,17 @@ def complete(ls: ConfigServer, params: types.CompletionParams) -> types.Completi
         rest, is_assigned = rest_at(text, line, column, place)
         word, items = place.word.rpartition("\n")[2], completions(made, place, ls.texts, is_assigned)
     at = ls.range(document, Location(made.path, line, column - len(word), line, column + rest))
-    return types.CompletionList(is_incomplete=False, items=[_completion(item, at) for item in items])
+    return types.CompletionList(is_incomplete=False, items=[_completion(*each, at) for each in enumerate(items)])
 
 
-def _completion(item: Item, at: types.Range) -> types.CompletionItem:
+def _completion(number: int, item: Item, at: types.Range) -> types.CompletionItem:
     return types.CompletionItem(
         label=item.label,
         kind=_KINDS[item.kind],
         detail=item.detail or None,
         documentation=item.help or None,
-        sort_text=f"{item.rank}{item.label}",
+        # The order of the reference; by their labels, 16 would come before 2.
+        sort_text=f"{item.rank}{number:05}",
         filter_text=item.label,
         insert_text_format=types.InsertTextFormat.Snippet,
         text_edit=types.TextEdit(
@@ -371,7 +370,7 @@ def code_actions(ls: ConfigServer, params: types.CodeActionParams) -> list[types
         actions.append(
             types.CodeAction(
                 f"dslpar: fix all ({len(every)})",
-                types.CodeActionKind.SourceFixAll,
+                _FIX_ALL,
                 edit=types.WorkspaceEdit({uri: every}),
             )
         )
@@ -492,7 +491,10 @@ def symbols(ls: ConfigServer, params: types.DocumentSymbolParams) -> list[types.
             at, key = child.location, child.key_location
             if key is None or key.path != made.path or at.path != made.path:
                 continue
-            whole = Location(made.path, key.line, key.column, at.end_line, at.end_column)
+            # A value that a variable holds was written above its key. VS Code refuses a symbol that does not contain
+            # its key, and with it the whole list.
+            end = max((key.end_line, key.end_column), (at.end_line, at.end_column))
+            whole = Location(made.path, key.line, key.column, *end)
             nested = list(of(child)) if child.is_mapping else []
             kind = types.SymbolKind.Module if child.is_mapping else types.SymbolKind.Property
             yield types.DocumentSymbol(

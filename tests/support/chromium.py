@@ -76,8 +76,12 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._ask("Emulation.setEmulatedMedia", features=features)
         self._ask("Emulation.setScriptExecutionDisabled", value=not scripts)
+        self.navigate(path.resolve().as_uri())
+
+    def navigate(self, address: str) -> None:
+        """Load an address."""
         self._loaded = False
-        self._ask("Page.navigate", url=path.resolve().as_uri())
+        self._ask("Page.navigate", url=address)
         deadline = time.monotonic() + self.timeout_s
         while not self._loaded:
             self._handle(self._receive(deadline))
@@ -104,10 +108,21 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def press(self, key: str, code: int) -> None:
-        """Press and release a key by its name, such as "ArrowRight", and its code."""
-        for kind in ("keyDown", "keyUp"):
-            self._ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+    def press(self, key: str, code: int, modifiers: int = 0) -> None:
+        """Press and release a key by its name, such as "ArrowRight", and its code.
+
+        modifiers: the sum of 1 for Alt, 2 for Control, 8 for Shift.
+        """
+        place = f"Key{key.upper()}" if key.isalpha() and len(key) == 1 else {".": "Period", " ": "Space"}.get(key, key)
+        values = {"key": key, "code": place, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        for kind in ("rawKeyDown", "keyUp"):
+            self._ask("Input.dispatchKeyEvent", type=kind, **values)
+
+    def type(self, text: str) -> None:
+        """Type characters, one by one."""
+        for each in text:
+            self._ask("Input.dispatchKeyEvent", type="keyDown", key=each, text=each)
+            self._ask("Input.dispatchKeyEvent", type="keyUp", key=each)
 
     def screenshot(self, whole: bool = True) -> bytes:
         """Return a PNG of the whole page, or of the visible part."""
