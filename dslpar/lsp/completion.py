@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 from dslpar.forecast.device import DEVICES
 from dslpar.language.load import YAML_ENDINGS, load_text
+from dslpar.language.recovery import recovered
 from dslpar.language.tree import Node
 from dslpar.linter import check
 from dslpar.lsp.analysis import Analysis
@@ -45,11 +46,18 @@ class Item(NamedTuple):
     """Items of smaller rank come first."""
 
 
-def completions(analysis: Analysis, place: Place, texts: Mapping[str, str], is_assigned: bool = False) -> list[Item]:
+def completions(
+    analysis: Analysis,
+    place: Place,
+    texts: Mapping[str, str],
+    is_assigned: bool = False,
+    around: tuple[str, str] | None = None,
+) -> list[Item]:
     """Return all items at a place, whatever the word before the cursor: an editor filters them.
 
     texts: the texts in the editor by real path. is_assigned: a name or key that has its value already is replaced
-    alone. There are no items for YAML, which other servers complete from `dslpar schema`.
+    alone. around: the text before and after the word at the cursor. There are no items for YAML, which other servers
+    complete from `dslpar schema`.
     """
     if analysis.path.endswith(YAML_ENDINGS):
         return []
@@ -59,7 +67,7 @@ def completions(analysis: Analysis, place: Place, texts: Mapping[str, str], is_a
         return [*_imported(analysis, place, texts)]
     if place.kind == "key":
         return [*_keys(analysis, place, is_assigned)]
-    return [*_values(analysis, place, texts)]
+    return [*_values(analysis, place, texts, around)]
 
 
 # ---- the first comment ----
@@ -157,7 +165,9 @@ def _value_types() -> Mapping[str, ValueType]:
     return found
 
 
-def _values(analysis: Analysis, place: Place, texts: Mapping[str, str]) -> Iterator[Item]:
+def _values(
+    analysis: Analysis, place: Place, texts: Mapping[str, str], around: tuple[str, str] | None
+) -> Iterator[Item]:
     key = place.dotted
     if key in _TYPES_OF:
         for name, help in _TYPES_OF[key]():
@@ -172,7 +182,7 @@ def _values(analysis: Analysis, place: Place, texts: Mapping[str, str]) -> Itera
         if not place.quote:
             yield from (Item(f"{number}", f"{number}", "value", "") for number in _few_numbers(known))
     if key in _SIZES and not place.quote:
-        yield from _legal_sizes(analysis, key, texts)
+        yield from _legal_sizes(analysis, texts, around or ("", ""))
     if known is not None and (known.description == "a path" or key in _PATHS):
         yield from _paths(place)
     if known is None and _is_section(key) and not place.quote:
@@ -247,17 +257,26 @@ _SIZES = (
 )
 """Keys whose values divide the number of ranks."""
 _MOST_SIZES = 16
+_NO_MODE = ("TEN101", "parallel.tensor.size")
+"""The author may write the size first; such sizes are tried in mode '1d'."""
 
 
-def _legal_sizes(analysis: Analysis, key: str, texts: Mapping[str, str]) -> Iterator[Item]:
-    """Yield the sizes with which the config has no error that it has not without the key."""
+def _legal_sizes(analysis: Analysis, texts: Mapping[str, str], around: tuple[str, str]) -> Iterator[Item]:
+    """Yield the sizes with which the config has no error that it has not as it stands.
+
+    They are written into the text: as it stands, a statement with `size=` does not parse, and is unknown as a whole.
+    """
     world = analysis.settings.worlds[0]
     if world is None:
         return
-    without = _errors(analysis, world, [], texts)
+    as_it_stands = _errors(analysis, world, analysis.made.text, texts) or set()
     for size in _divisors(world)[:_MOST_SIZES]:
-        found = _errors(analysis, world, [f"{key}={size}"], texts)
-        if found is not None and not found - (without or set()):
+        found = None
+        for more in ("", ", mode='1d'"):
+            if found is None or _NO_MODE in found:
+                text = recovered(f"{around[0]}{size}{more}{around[1]}", analysis.path).text
+                found = _errors(analysis, world, text, texts)
+        if found is not None and not found - as_it_stands:
             yield Item(f"{size}", f"{size}", "value", f"legal on {world} ranks", rank=0)
 
 
@@ -266,11 +285,9 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // each for each in small)})
 
 
-def _errors(
-    analysis: Analysis, world: int, overrides: list[str], texts: Mapping[str, str]
-) -> set[tuple[str, str]] | None:
-    """Return the errors of the config with overrides; None if it cannot be evaluated with them."""
-    config = check.load(analysis.path, overrides, {**texts, os.path.realpath(analysis.path): analysis.made.text})
+def _errors(analysis: Analysis, world: int, text: str, texts: Mapping[str, str]) -> set[tuple[str, str]] | None:
+    """Return the errors of a text of the config; None if it cannot be evaluated."""
+    config = check.load(analysis.path, (), {**texts, os.path.realpath(analysis.path): text})
     if not config.complete or any(item.location.path.startswith("<") for item in config.findings):
         return None
     found = check.check(config, world, errors_only=True, forecasts=False).findings

@@ -274,7 +274,10 @@ def complete(ls: ConfigServer, params: types.CompletionParams) -> types.Completi
         if place is None or (place.kind == "name" and made.text.strip() and not made.is_config):
             return None
         rest, is_assigned = rest_at(text, line, column, place)
-        word, items = place.word.rpartition("\n")[2], completions(made, place, ls.texts, is_assigned)
+        word = place.word.rpartition("\n")[2]
+        begin = sum(len(each) + 1 for each in text.split("\n")[: line - 1]) + column - 1
+        around = text[: begin - len(word)], text[begin + rest :]
+        items = completions(made, place, ls.texts, is_assigned, around)
     at = ls.range(document, Location(made.path, line, column - len(word), line, column + rest))
     return types.CompletionList(is_incomplete=False, items=[_completion(*each, at) for each in enumerate(items)])
 

@@ -130,18 +130,22 @@ class Browser:
         return base64.b64decode(answer["data"])
 
     def _ask(self, method: str, **arguments: Any) -> dict[str, Any]:
+        number, deadline = self._send(method, arguments), time.monotonic() + self.timeout_s
+        while True:
+            answer = self._receive(deadline)
+            if answer.get("id") == number:
+                assert "error" not in answer, (method, answer["error"])
+                return answer["result"]  # type: ignore[no-any-return]
+            self._handle(answer)
+
+    def _send(self, method: str, arguments: dict[str, Any]) -> int:
+        """Return the number that the answer will have."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": arguments}
         if self._session:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + self.timeout_s
-        while True:
-            answer = self._receive(deadline)
-            if answer.get("id") == self._count:
-                assert "error" not in answer, (method, answer["error"])
-                return answer["result"]  # type: ignore[no-any-return]
-            self._handle(answer)
+        return self._count
 
     def _receive(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._rest:
@@ -157,6 +161,8 @@ class Browser:
         method, values = event.get("method", ""), event.get("params", {})
         if method == "Page.loadEventFired":
             self._loaded = True
+        elif method == "Page.javascriptDialogOpening":
+            self._send("Page.handleJavaScriptDialog", {"accept": True})  # such as "leave this page?"
         elif method == "Network.requestWillBeSent":
             self.requests.append(values["request"]["url"])
         elif method == "Runtime.exceptionThrown":

@@ -107,9 +107,9 @@ class VSCode:
         self._process.terminate()  # ends its own processes, and the servers that the extension has started
         self._process.wait(60)
 
-    def open(self, *names: str) -> None:
-        """Load the window anew, with these files of the folder; the last one is shown."""
-        files = [["openFile", f"vscode-remote://{self._host}{self.folder / name}"] for name in names]
+    def open(self, name: str) -> None:
+        """Load the window anew, with a file of the folder."""
+        files = [["openFile", f"vscode-remote://{self._host}{self.folder / name}"]]
         self.browser.navigate(f"http://{self._host}/?folder={quote(str(self.folder))}&payload={quote(json.dumps(files))}")
         self.wait(lambda: self.shown(".monaco-editor .view-line"), "text")
 
@@ -127,6 +127,10 @@ class VSCode:
         visible = f"[...document.querySelectorAll({json.dumps(selector)})].filter((each) => each.getClientRects().length)"
         texts = f"{visible}.map((each) => each.innerText)"
         return [each.replace("\xa0", " ").replace("\u200a", " ") for each in self.browser.evaluate(texts)]
+
+    def focused(self) -> str:
+        """Return the classes of the element that takes the keys."""
+        return str(self.browser.evaluate("document.activeElement.className"))
 
     def text(self, name: str) -> str:
         """Return the text of a file, which the editor saves."""
@@ -167,10 +171,17 @@ class VSCode:
 
     def actions(self) -> list[str]:
         """Open the quick fixes at the cursor, and return their titles."""
-        # VS Code shows none if it is asked while it still closes a list.
-        self.wait(lambda: not self.shown(f"{_ACTIONS}, .monaco-editor-overlaymessage"), "end of the last list")
-        self.press("Ctrl+.")
-        self.wait(lambda: self.shown(_ACTIONS), "quick fixes")
+        # VS Code drops its question if the file is saved meanwhile, and says that there are none.
+        answered = f"{_ACTIONS}, .monaco-editor-overlaymessage"
+
+        def asked() -> bool:
+            self.press("Escape")
+            self.wait(lambda: not self.shown(answered), "end of the last answer")
+            self.press("Ctrl+.")
+            self.wait(lambda: self.shown(answered), "answer")
+            return bool(self.shown(_ACTIONS))
+
+        self.wait(asked, "quick fixes")
         return self.shown(_ACTIONS)
 
     def act(self, title: str) -> None:

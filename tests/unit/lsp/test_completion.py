@@ -30,8 +30,8 @@ def offered(path: Path, marked: str, others: dict[str, str] | None = None) -> tu
     if place is None:
         return [], before, after
     rest, is_assigned = rest_at(text, line, column, place)
-    items = completions(analysed(str(path), texts), place, texts, is_assigned)
-    return items, before.removesuffix(place.word), after[rest:]
+    around = before.removesuffix(place.word), after[rest:]
+    return completions(analysed(str(path), texts), place, texts, is_assigned, around), *around
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,24 @@ def test_legal_sizes_are_those_of_unsaved_imports(tmp_path: Path) -> None:
     assert [each.label for each in unsaved] == ["1", "2", "4"]
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("parallel = dict(pipeline=2, tensor=dict(mode='1d', size=|))", ["1", "2", "4"]),
+        ("parallel = dict(pipeline=2, tensor=dict(mode='1d', size=|", ["1", "2", "4"]),  # not even closed
+        ("parallel = dict(pipeline=4, tensor=dict(size=|, mode='1d'))", ["1", "2"]),
+        ("parallel = dict(pipeline=2, tensor=dict(size=|))", ["1", "2", "4"]),  # the mode comes later
+        ("parallel = dict(pipeline=|)", ["1", "2", "4", "dict()"]),  # there are four layers
+    ],
+)
+def test_sizes_that_are_legal_beside_what_the_statement_says_so_far(
+    tmp_path: Path, line: str, expected: list[str]
+) -> None:
+    items, _, _ = offered(tmp_path / "cfg.py", CONFIG.replace("parallel = dict(pipeline=1)", line))
+    assert [each.label for each in items] == expected
+
+
 def test_sizes_of_a_hundred_million_ranks(tmp_path: Path) -> None:
     text = CONFIG.replace("world-size=8", "world-size=100000007").replace("pipeline=1", "pipeline=|")
     items, _, _ = offered(tmp_path / "cfg.py", text)
-    assert [each.label for each in items] == ["1", "100000007", "dict()"], "a prime has no other divisors"
+    assert [each.label for each in items] == ["dict()"], "neither of a prime's divisors suits 4 layers and 16 samples"
