@@ -76,7 +76,9 @@ def _completed(title: str, path: str, line: str, kind: str) -> Iterator[str]:
     text = _HEAD + before + after + "\n" + (_MODEL + _BATCH + _REST)
     place = place_at(text, 2, len(before) + 1)
     assert place is not None
-    items = [each for each in completions(_analysed(path, text), place, {}) if each.label.startswith(place.word)]
+    around = _HEAD + before.removesuffix(place.word), after + "\n" + (_MODEL + _BATCH + _REST)
+    every = completions(_analysed(path, text), place, {}, around)
+    items = [each for each in every if each.label.startswith(place.word)]
     shown = [f"{each.label:<14} {each.detail}".rstrip() for each in sorted(items, key=lambda item: item.rank)[:_MOST]]
     yield from _shown(title, line, shown)
 

@@ -1,6 +1,6 @@
 """Completion in an editor: sections, keys and values at a cursor.
 
-    for item in completions(analysis, place):
+    for item in completions(analysis, place, texts, around):
         item.label, item.insert, item.detail, item.help
 
 Keys come from the reference (`dslpar.provenance.reference`), those of the section's type alone; required ones first.
@@ -50,14 +50,14 @@ def completions(
     analysis: Analysis,
     place: Place,
     texts: Mapping[str, str],
+    around: tuple[str, str],
     is_assigned: bool = False,
-    around: tuple[str, str] | None = None,
 ) -> list[Item]:
     """Return all items at a place, whatever the word before the cursor: an editor filters them.
 
-    texts: the texts in the editor by real path. is_assigned: a name or key that has its value already is replaced
-    alone. around: the text before and after the word at the cursor. There are no items for YAML, which other servers
-    complete from `dslpar schema`.
+    texts: the texts in the editor by real path. around: the file's text before and after the word at the cursor.
+    is_assigned: a name or key that has its value already is replaced alone. There are no items for YAML, which other
+    servers complete from `dslpar schema`.
     """
     if analysis.path.endswith(YAML_ENDINGS):
         return []
@@ -165,9 +165,7 @@ def _value_types() -> Mapping[str, ValueType]:
     return found
 
 
-def _values(
-    analysis: Analysis, place: Place, texts: Mapping[str, str], around: tuple[str, str] | None
-) -> Iterator[Item]:
+def _values(analysis: Analysis, place: Place, texts: Mapping[str, str], around: tuple[str, str]) -> Iterator[Item]:
     key = place.dotted
     if key in _TYPES_OF:
         for name, help in _TYPES_OF[key]():
@@ -181,8 +179,9 @@ def _values(
             yield from (Item(text, text, "value", "") for text in ("True", "False"))
         if not place.quote:
             yield from (Item(f"{number}", f"{number}", "value", "") for number in _few_numbers(known))
-    if key in _SIZES and not place.quote:
-        yield from _legal_sizes(analysis, texts, around or ("", ""))
+    world = analysis.settings.worlds[0]
+    if key in _SIZES and not place.quote and world is not None:
+        yield from _legal_sizes(analysis, world, texts, around)
     if known is not None and (known.description == "a path" or key in _PATHS):
         yield from _paths(place)
     if known is None and _is_section(key) and not place.quote:
@@ -261,21 +260,21 @@ _NO_MODE = ("TEN101", "parallel.tensor.size")
 """The author may write the size first; such sizes are tried in mode '1d'."""
 
 
-def _legal_sizes(analysis: Analysis, texts: Mapping[str, str], around: tuple[str, str]) -> Iterator[Item]:
+def _legal_sizes(analysis: Analysis, world: int, texts: Mapping[str, str], around: tuple[str, str]) -> Iterator[Item]:
     """Yield the sizes with which the config has no error that it has not as it stands.
 
     They are written into the text: as it stands, a statement with `size=` does not parse, and is unknown as a whole.
     """
-    world = analysis.settings.worlds[0]
-    if world is None:
-        return
+
+    def with_value(value: str) -> set[tuple[str, str]] | None:
+        text = recovered(f"{around[0]}{value}{around[1]}", analysis.path).text
+        return _errors(analysis, world, text, texts)
+
     as_it_stands = _errors(analysis, world, analysis.made.text, texts) or set()
     for size in _divisors(world)[:_MOST_SIZES]:
-        found = None
-        for more in ("", ", mode='1d'"):
-            if found is None or _NO_MODE in found:
-                text = recovered(f"{around[0]}{size}{more}{around[1]}", analysis.path).text
-                found = _errors(analysis, world, text, texts)
+        found = with_value(f"{size}")
+        if found is not None and _NO_MODE in found:
+            found = with_value(f"{size}, mode='1d'")
         if found is not None and not found - as_it_stands:
             yield Item(f"{size}", f"{size}", "value", f"legal on {world} ranks", rank=0)
 

@@ -277,7 +277,7 @@ def complete(ls: ConfigServer, params: types.CompletionParams) -> types.Completi
         word = place.word.rpartition("\n")[2]
         begin = sum(len(each) + 1 for each in text.split("\n")[: line - 1]) + column - 1
         around = text[: begin - len(word)], text[begin + rest :]
-        items = completions(made, place, ls.texts, is_assigned, around)
+        items = completions(made, place, ls.texts, around, is_assigned)
     at = ls.range(document, Location(made.path, line, column - len(word), line, column + rest))
     return types.CompletionList(is_incomplete=False, items=[_completion(*each, at) for each in enumerate(items)])
 

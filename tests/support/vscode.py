@@ -46,7 +46,7 @@ _SETTINGS: Mapping[str, object] = {
     "extensions.ignoreRecommendations": True,
     "telemetry.telemetryLevel": "off",
 }
-_WAIT_S = 15
+_WAIT_S = 60
 _KEYS = {"Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowRight": 39, "ArrowDown": 40, "F1": 112, "F2": 113}
 _MODIFIERS = {"Alt": 1, "Ctrl": 2, "Shift": 8}
 _SUGGESTIONS = ".suggest-widget.visible .monaco-list-row"
@@ -110,7 +110,9 @@ class VSCode:
     def open(self, name: str) -> None:
         """Load the window anew, with a file of the folder."""
         files = [["openFile", f"vscode-remote://{self._host}{self.folder / name}"]]
-        self.browser.navigate(f"http://{self._host}/?folder={quote(str(self.folder))}&payload={quote(json.dumps(files))}")
+        self.browser.navigate(
+            f"http://{self._host}/?folder={quote(str(self.folder))}&payload={quote(json.dumps(files))}"
+        )
         self.wait(lambda: self.shown(".monaco-editor .view-line"), "text")
 
     def wait(self, met: Callable[[], object], what: str) -> None:
@@ -124,8 +126,8 @@ class VSCode:
 
     def shown(self, selector: str) -> list[str]:
         """Return the texts of all visible elements that a selector of CSS chooses."""
-        visible = f"[...document.querySelectorAll({json.dumps(selector)})].filter((each) => each.getClientRects().length)"
-        texts = f"{visible}.map((each) => each.innerText)"
+        found = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        texts = f"{found}.filter((each) => each.getClientRects().length).map((each) => each.innerText)"
         return [each.replace("\xa0", " ").replace("\u200a", " ") for each in self.browser.evaluate(texts)]
 
     def focused(self) -> str:

@@ -31,7 +31,7 @@ def offered(path: Path, marked: str, others: dict[str, str] | None = None) -> tu
         return [], before, after
     rest, is_assigned = rest_at(text, line, column, place)
     around = before.removesuffix(place.word), after[rest:]
-    return completions(analysed(str(path), texts), place, texts, is_assigned, around), *around
+    return completions(analysed(str(path), texts), place, texts, around, is_assigned), *around
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ def check_edits(path: Path, count: int) -> None:
         line = rng.randrange(now.count("\n") + 1) + 1
         column = rng.randrange(len(now.split("\n")[line - 1]) + 1) + 1
         if (place := place_at(now, line, column)) is not None:
-            completions(made, place, {real: now})
+            begin = sum(len(each) + 1 for each in now.split("\n")[: line - 1]) + column - 1
+            completions(made, place, {real: now}, (now[: begin - len(place.word)], now[begin:]))
         explanation_at(made, line, column)
         hints(made)
         summary(made)
