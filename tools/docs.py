@@ -8,7 +8,7 @@ in examples/plans. The session in docs/editors.md is what the language server sh
 tools of `dslpar mcp`, and a session. docs/llms.txt is a resource of that server. The table of patches in
 docs/architecture.md is that of `dslpar.engine.deepspeed_patch_table`.
 docs/api/ has the public names of each module (api_pages.py), and a README.md that is written by hand. docs/pictures/
-has pictures of `dslpar show --format html` for the pages that embed them.
+has pictures of `dslpar show --format html` for the pages that embed them; those of editors (.png) have their own tools.
 
 docs/rules/ has a page for each family, with the pages
 of `dslpar explain`, and an index of all rules by code, name, severity and whether `dslpar lint --fix` repairs them: it
@@ -290,7 +290,7 @@ def example_findings(page: Page) -> list[Finding]:
 def stale(folder: Path = DOCS) -> list[str]:
     """Return the pages that are out of date: changed, missing, or of a removed family, module or picture."""
     generated = generate()
-    there = [path for pattern in ("api/*.md", "pictures/*", "rules/*.md") for path in folder.glob(pattern)]
+    there = [path for pattern in ("api/*.md", "pictures/*.svg", "rules/*.md") for path in folder.glob(pattern)]
     existing = {path.relative_to(folder).as_posix() for path in there} - {"api/README.md"}
     changed = {name for name, text in generated.items() if _read(folder / name) != text}
     return sorted(changed | (existing - set(generated)))
