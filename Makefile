@@ -6,6 +6,7 @@
 # make versions  `make test` with the oldest and the newest torch, and other Pythons: docs/versions.md; ROW=3.11-oldest: one
 # make docs    these pages as a site, in build/site; a dead link is an error
 # make vscode  the extension for Visual Studio Code, in build/, and its size; needs npm
+# make vscode-check  the extension in a real VS Code, which npm installs below build/; its pictures in docs/; needs Node 20
 # make bench   side-by-side measurements, as ratios
 # make gpu     what only a GPU can show, as a table, with PYTHON's torch; CHECKS="layers speed_350M": some of it
 # make gpu-wheels  what `make gpu` needs where there is torch and no network, in build/gpu-wheels; GPU_PYTHON=3.11: not 3.12's
@@ -31,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 IN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove part-exists parts versions lint lint-code lint-prose bench docs vscode gpu gpu-wheels
+.PHONY: help setup demo test prove part-exists parts versions lint lint-code lint-prose bench docs vscode vscode-check gpu gpu-wheels
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -99,6 +100,11 @@ vscode:
 	@mkdir -p build
 	cd editors/vscode && npm ci --no-audit --no-fund --ignore-scripts && npm run package
 	@du -b build/dslpar-*.vsix | awk '{ print int($$1 / 1000) " KB: " $$2; exit $$1 > 200000 }'
+
+vscode-check: $(STAMP) vscode
+	bash tools/code_server.sh build/code-server
+	$(IN) python -m pytest -q -p no:xdist -m "" tests/system/test_vscode.py
+	$(IN) python tools/vscode_pictures.py
 
 bench: $(STAMP)
 	@$(BIN)/python -m compileall -q dslpar layers

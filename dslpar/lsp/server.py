@@ -52,11 +52,9 @@ _KINDS = {
 }
 _WITHOUT_EFFECT = "DEAD"
 """Family of rules about keys without effect, which editors show faded."""
-_ACTIONS = [
-    types.CodeActionKind.QuickFix,
-    types.CodeActionKind.SourceFixAll,
-    types.CodeActionKind.RefactorRewrite,
-]
+_FIX_ALL = f"{types.CodeActionKind.SourceFixAll.value}.dslpar"
+"""Has a name of its own, so that an editor can apply these on saving and not those of other servers."""
+_ACTIONS = [types.CodeActionKind.QuickFix, _FIX_ALL, types.CodeActionKind.RefactorRewrite]
 EXPLAIN = "dslpar.explainRule"
 """Command that opens a rule's page; its argument is the code."""
 SET_WORLD = "dslpar.setWorld"
@@ -428,7 +426,7 @@ def _config_actions(ls: ConfigServer, made: Analysis, params: types.CodeActionPa
         actions.append(
             types.CodeAction(
                 f"dslpar: fix all ({len(every)})",
-                types.CodeActionKind.SourceFixAll,
+                _FIX_ALL,
                 edit=types.WorkspaceEdit({uri: every}),
             )
         )

@@ -76,8 +76,12 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._ask("Emulation.setEmulatedMedia", features=features)
         self._ask("Emulation.setScriptExecutionDisabled", value=not scripts)
+        self.navigate(path.resolve().as_uri())
+
+    def navigate(self, address: str) -> None:
+        """Load an address."""
         self._loaded = False
-        self._ask("Page.navigate", url=path.resolve().as_uri())
+        self._ask("Page.navigate", url=address)
         deadline = time.monotonic() + self.timeout_s
         while not self._loaded:
             self._handle(self._receive(deadline))
@@ -104,10 +108,21 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def press(self, key: str, code: int) -> None:
-        """Press and release a key by its name, such as "ArrowRight", and its code."""
-        for kind in ("keyDown", "keyUp"):
-            self._ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+    def press(self, key: str, code: int, modifiers: int = 0) -> None:
+        """Press and release a key by its name, such as "ArrowRight", and its code.
+
+        modifiers: the sum of 1 for Alt, 2 for Control, 8 for Shift.
+        """
+        place = f"Key{key.upper()}" if key.isalpha() and len(key) == 1 else {".": "Period", " ": "Space"}.get(key, key)
+        values = {"key": key, "code": place, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        for kind in ("rawKeyDown", "keyUp"):
+            self._ask("Input.dispatchKeyEvent", type=kind, **values)
+
+    def type(self, text: str) -> None:
+        """Type characters, one by one."""
+        for each in text:
+            self._ask("Input.dispatchKeyEvent", type="keyDown", key=each, text=each)
+            self._ask("Input.dispatchKeyEvent", type="keyUp", key=each)
 
     def screenshot(self, whole: bool = True) -> bytes:
         """Return a PNG of the whole page, or of the visible part."""
@@ -115,18 +130,22 @@ class Browser:
         return base64.b64decode(answer["data"])
 
     def _ask(self, method: str, **arguments: Any) -> dict[str, Any]:
+        number, deadline = self._send(method, arguments), time.monotonic() + self.timeout_s
+        while True:
+            answer = self._receive(deadline)
+            if answer.get("id") == number:
+                assert "error" not in answer, (method, answer["error"])
+                return answer["result"]  # type: ignore[no-any-return]
+            self._handle(answer)
+
+    def _send(self, method: str, arguments: dict[str, Any]) -> int:
+        """Return the number that the answer will have."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": arguments}
         if self._session:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + self.timeout_s
-        while True:
-            answer = self._receive(deadline)
-            if answer.get("id") == self._count:
-                assert "error" not in answer, (method, answer["error"])
-                return answer["result"]  # type: ignore[no-any-return]
-            self._handle(answer)
+        return self._count
 
     def _receive(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._rest:
@@ -142,6 +161,8 @@ class Browser:
         method, values = event.get("method", ""), event.get("params", {})
         if method == "Page.loadEventFired":
             self._loaded = True
+        elif method == "Page.javascriptDialogOpening":
+            self._send("Page.handleJavaScriptDialog", {"accept": True})  # such as "leave this page?"
         elif method == "Network.requestWillBeSent":
             self.requests.append(values["request"]["url"])
         elif method == "Runtime.exceptionThrown":

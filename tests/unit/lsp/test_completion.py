@@ -89,6 +89,23 @@ def test_legal_sizes_are_those_of_unsaved_imports(tmp_path: Path) -> None:
     assert [each.label for each in unsaved] == ["1", "2", "4"]
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("parallel = dict(pipeline=2, tensor=dict(mode='1d', size=|))", ["1", "2", "4"]),
+        ("parallel = dict(pipeline=2, tensor=dict(mode='1d', size=|", ["1", "2", "4"]),  # not even closed
+        ("parallel = dict(pipeline=4, tensor=dict(size=|, mode='1d'))", ["1", "2"]),
+        ("parallel = dict(pipeline=2, tensor=dict(size=|))", ["1", "2", "4"]),  # the mode comes later
+        ("parallel = dict(pipeline=|)", ["1", "2", "4", "dict()"]),  # there are four layers
+    ],
+)
+def test_sizes_that_are_legal_beside_what_the_statement_says_so_far(
+    tmp_path: Path, line: str, expected: list[str]
+) -> None:
+    items, _, _ = offered(tmp_path / "cfg.py", CONFIG.replace("parallel = dict(pipeline=1)", line))
+    assert [each.label for each in items] == expected
+
+
 def test_sizes_of_a_hundred_million_ranks(tmp_path: Path) -> None:
     text = CONFIG.replace("world-size=8", "world-size=100000007").replace("pipeline=1", "pipeline=|")
     text = text.replace("batch = dict(global_size=16, micro_size=2)\n", "")

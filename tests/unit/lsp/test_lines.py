@@ -52,7 +52,7 @@ def test_a_fix_below_a_separator_changes_its_own_line(tmp_path: Path, end: str) 
             types.CodeActionParams(document, found[0].range, types.CodeActionContext([]))
         )
         offered = [each for each in actions or () if isinstance(each, types.CodeAction)]
-        (fix,) = [each for each in offered if each.kind == types.CodeActionKind.SourceFixAll]
+        (fix,) = [each for each in offered if each.kind == "source.fixAll.dslpar"]
         assert fix.edit is not None
         assert fix.edit.changes is not None
         assert applied(text, list(fix.edit.changes[editor.uri("cfg.py")])) == legal

@@ -462,3 +462,36 @@ def test_what_yaml_files_get(tmp_path: Path) -> None:
             assert not (made.items if isinstance(made, types.CompletionList) else made)
 
     in_editor(tmp_path, use)
+
+
+def test_a_symbol_contains_its_key_also_where_a_variable_holds_the_value(tmp_path: Path) -> None:
+    """VS Code refuses the whole list otherwise."""
+
+    async def use(editor: Editor) -> None:
+        await editor.write("cfg.py", "heads = 4\n" + TEXT.replace("num_heads=4", "num_heads=heads"))
+        document = types.TextDocumentIdentifier(editor.uri("cfg.py"))
+        symbols = await editor.client.text_document_document_symbol_async(types.DocumentSymbolParams(document))
+        every = [each for symbol in symbols or () for each in (symbol, *(symbol.children or ()))]
+        assert "num_heads" in [each.name for each in every]
+        for each in every:
+            own, key = each.range, each.selection_range
+            assert (own.start.line, own.start.character) <= (key.start.line, key.start.character)
+            assert (key.end.line, key.end.character) <= (own.end.line, own.end.character)
+
+    in_editor(tmp_path, use)
+
+
+def test_completions_keep_the_order_of_the_reference(tmp_path: Path) -> None:
+    """An editor sorts them by this text: by their labels, 16 ranks would come before 2."""
+
+    async def use(editor: Editor) -> None:
+        text = "# dslpar: world-size=64\nparallel = dict(pipeline="
+        await editor.write("cfg.py", text)
+        made = await editor.client.text_document_completion_async(
+            types.CompletionParams(**editor.at("cfg.py", 1, len(text.split("\n")[1])))
+        )
+        items = made.items if isinstance(made, types.CompletionList) else list(made or ())
+        ordered = sorted(items, key=lambda item: item.sort_text or "")
+        assert [item.label for item in ordered] == ["1", "2", "4", "8", "16", "32", "64", "dict()"]
+
+    in_editor(tmp_path, use)
