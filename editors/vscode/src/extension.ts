@@ -80,28 +80,17 @@ function restart(): Promise<unknown> {
   return queue;
 }
 
-/** Write the number of ranks into the comment from which the server reads it, and keep the comment's other settings. */
+/** Ask for the number of ranks; the server's command writes it into the comment from which it reads it. */
 async function setWorldSize(): Promise<void> {
-  const editor = vscode.window.activeTextEditor;
-  if (!editor || !LANGUAGES.includes(editor.document.languageId))
+  const document = vscode.window.activeTextEditor?.document;
+  if (!document || !LANGUAGES.includes(document.languageId))
     return void vscode.window.showInformationMessage("Open a Python or YAML config first.");
+  if (!client?.isRunning()) return void vscode.window.showInformationMessage("The dslpar server is not running.");
   const size = await vscode.window.showInputBox({
     prompt: "Number of ranks; several with commas",
     validateInput: (text) => (/^[1-9]\d*(,[1-9]\d*)*$/.test(text) ? undefined : "such as 8 or 8,64"),
   });
-  if (!size) return;
-  const lines = editor.document.getText().split(/\r?\n/);
-  const end = lines.findIndex((line) => line.trim() && !line.startsWith("#"));
-  const at = lines.slice(0, end < 0 ? lines.length : end).findIndex((line) => /^#\s*dslpar:(\s+[\w-]+=\S+)+\s*$/.test(line));
-  await editor.edit((edit) => {
-    if (at < 0) {
-      // Python reads `#!` and the encoding in the first two lines alone.
-      const first = lines.slice(0, 2).filter((line) => /^#(!|.*coding[:=])/.test(line)).length;
-      return edit.insert(new vscode.Position(first, 0), `# dslpar: world-size=${size}\n`);
-    }
-    const others = lines[at].replace(/^#\s*dslpar:/, "").replace(/\sworld-size=\S+/g, "").trim();
-    edit.replace(editor.document.lineAt(at).range, `# dslpar: world-size=${size} ${others}`.trim());
-  });
+  if (size) await vscode.commands.executeCommand("dslpar.setWorld", document.uri.toString(), size);
 }
 
 export async function activate(context: vscode.ExtensionContext): Promise<void> {
