@@ -31,7 +31,15 @@ def codes_raised(source: str) -> set[str]:
     """Return the codes that a module passes to `finding` and `raise_finding`."""
     if "from dslpar.core.catalog import" not in source:
         return set()
-    named = [call.args[0] for name, call in calls(source) if name in ("finding", "raise_finding")]
+    imports = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom))
+    bound = {
+        alias.asname or alias.name
+        for node in imports
+        if node.module == "dslpar.core.catalog"
+        for alias in node.names
+        if alias.name in ("finding", "raise_finding")
+    }
+    named = [call.args[0] for name, call in calls(source) if name in bound]
     return {code.value for code in named if isinstance(code, ast.Constant)}
 
 
@@ -81,7 +89,7 @@ def test_page(page: catalog.Page) -> None:
 def test_a_finding_has_name_and_severity_of_its_page() -> None:
     found = catalog.finding("CKP210", "message", "hint", Location("a.py", 3), "checkpoint.resume_from")
     assert found[:3] == ("CKP210", "resume-from-unused", "warning")
-    assert found[3:] == ("message", "hint", Location("a.py", 3), "checkpoint.resume_from", None, ())
+    assert found[3:] == ("message", "hint", Location("a.py", 3), "checkpoint.resume_from", None, (), ())
     assert catalog.finding("CKP210", "message", location="a.py").location == Location("a.py")
     assert catalog.finding("CKP210", "message").location == Location(WORLD)
 
