@@ -65,7 +65,11 @@ class Neovim:
 
     def lua(self, code: str) -> Any:
         """Return the value of an expression of Lua."""
-        return json.loads(self._ask("--remote-expr", f"luaeval({json.dumps(f'vim.json.encode({code})')})"))
+        # Through a file: Neovim 0.7 cuts what --remote-expr prints at 1,025 bytes.
+        written = f"{self._socket}.json"
+        whole = f"vim.fn.writefile({{vim.json.encode({code})}}, {json.dumps(written)})"
+        self._ask("--remote-expr", f"luaeval({json.dumps(whole)})")
+        return json.loads(Path(written).read_text(encoding="utf-8"))
 
     def wait(self, met: Callable[[], object], what: str) -> None:
         """Wait until something holds."""
