@@ -6,7 +6,8 @@
 Lines keep their numbers. A statement costs no other one. Within a statement, first open brackets are closed at its end,
 and arguments without a value get one: `num_layers=` becomes a name that nothing defines, which the evaluator treats as
 an unknown value. Then the line is replaced at which Python stops, or the one before it. If that does not help, the
-statement's whole value becomes unknown.
+statement's whole value becomes unknown. No value is left out: the default in its place would be an invented one, with
+findings in other statements.
 Callers drop the findings on `broken` lines.
 
 A new statement begins at a line without indentation that looks like one (`name =`, `import`), even within brackets:
@@ -35,8 +36,11 @@ _BEGIN = re.compile(
 )
 """Beginning of a statement at column 1; `name.key = `, `name["key"] = ` and `name: type = ` too."""
 _ASSIGNED = re.compile(r"([^\W\d]\w*(?:\.\w+)*)\s*(?::[^=\n]*)?=(?!=)")
-_ARGUMENT = re.compile(r"(\s*)(?:([^\W\d]\w*)\s*=(?!=)|(['\"]\w+['\"])\s*:)")
-"""Begin of a line with one argument of a call, or one item of a dict."""
+_EQUALS = re.compile(r"(?<![=!<>])=(?!=)")
+_IMPORT = re.compile(r"(from\s+[.\w]+\s+import)\b([^;]*)")
+_IMPORTED = re.compile(r"(\*|[^\W\d]\w*)(?:\s+as\s+[^\W\d]\w*)?")
+_DEFINED = re.compile(r"\s*(?:def|class)\s+([^\W\d]\w*)")
+_LOOP = re.compile(r"\s*for\s+([^=:]+?)\s+in\b")
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 _MOST_JOINED = 12
 """The most parts that are tried as one statement, for statements with lines that look like new ones."""
@@ -120,23 +124,64 @@ def _replaced(part: list[str]) -> list[str]:
     for lines in _candidates(part):
         if _part_parses("\n".join(lines)):
             return lines
+    return [_all_unknown(part), *[""] * (len(part) - 1)]
+
+
+def _all_unknown(part: list[str]) -> str:
+    """Return a line in which each name that a statement assigns to is unknown; an empty line if it assigns to none."""
+    targets = dict.fromkeys(target for line in part for target in _targets(line))
+    # The lines after the first one are arguments, if it is no block.
+    found = [*targets] if part[0].split("#")[0].rstrip().endswith(":") else [*dict.fromkeys(_targets(part[0]))]
+    line = "".join(f"{target} = " for target in found) + UNKNOWN
+    if found and _part_parses(line):
+        return line
     assigned = _ASSIGNED.match(part[0])
     is_name = assigned is not None and not any(map(keyword.iskeyword, assigned[1].split(".")))
-    first = f"{assigned[1]} = {UNKNOWN}" if assigned is not None and is_name else ""
-    return [first, *[""] * (len(part) - 1)]
+    return f"{assigned[1]} = {UNKNOWN}" if assigned is not None and is_name else ""
+
+
+def _targets(line: str) -> Iterator[str]:
+    """Yield what a line assigns to, defines or loops over: names, tuples of them, attributes and items."""
+    if match := _DEFINED.match(line) or _LOOP.match(line):
+        yield match[1]
+        return
+    text = line.strip()
+    start = 0
+    for match in _EQUALS.finditer(text):
+        target = re.sub(r"(?:[-+*/|&%]|//|\*\*|:.*)\Z", "", text[start : match.start()].strip()).strip()
+        if not target or not _part_parses(f"{target} = {UNKNOWN}"):
+            return
+        yield target
+        start = match.end()
 
 
 def _candidates(part: list[str]) -> Iterator[list[str]]:
     """Yield changed lines of a statement, from those with the smallest change."""
+    indented = _closed_by_indentation(part)
+    yield indented
+    yield _closed(indented)
     closed = _closed(part)
     yield closed
+    if imported := _imported(part):
+        yield [imported, *[""] * (len(part) - 1)]
+        return  # without one of its lines it would leave names out
     yield _filled("\n".join(closed)).split("\n")
     at = _error_line(part)
     for suspects in ([at], [at - 1], [at - 1, at], [_last_line(part)]):
         if all(0 < index < len(part) for index in suspects):  # without the first line no name is left
-            lines = [_unknown(line) if index in suspects else line for index, line in enumerate(part)]
+            lines = [_unknown(part, index) if index in suspects else line for index, line in enumerate(part)]
             yield lines
             yield _closed(lines)
+
+
+def _imported(part: list[str]) -> str:
+    """Return the import of all names that a broken import lists; an empty line if it is none, or lists none."""
+    match = _IMPORT.match("\n".join(line.split("#")[0] for line in part))
+    if match is None:
+        return ""
+    names = match[2] if match[2].lstrip().startswith("(") else match[2].partition("\n")[0]
+    found = [each[0] for each in _IMPORTED.finditer(names) if not keyword.iskeyword(each[1])]
+    return f"{match[1]} {', '.join(found)}" if found else ""
 
 
 _PARTS = re.compile(
@@ -149,13 +194,16 @@ _PARTS = re.compile(
 def _filled(text: str) -> str:
     """Return a statement in which each argument within brackets has a value: `dict(size=, mo)` lacks two.
 
-    Commas without an argument become blanks.
+    Commas without an argument become blanks; in a list or tuple the item between them is unknown.
     """
     made: list[str] = []
     arguments: list[list[str]] = [[]]
     """For each open bracket, the tokens since the last comma."""
     named = [False]
     """For each open bracket, whether an argument before this one has a name: then all that follow need one."""
+    items = [False]
+    """For each open bracket, whether it is that of a list or tuple, whose items have places."""
+    last_token = ""
     for match in _PARTS.finditer(text):
         token = match[0]
         if len(arguments) > 1 and token in (",", *_PAIRS.values()):
@@ -166,16 +214,21 @@ def _filled(text: str) -> str:
                 made.append(f"={UNKNOWN}")
             named[-1] |= "=" in arguments[-1]
             if token == ",":
-                token = token if arguments[-1] else " "
+                if not arguments[-1]:
+                    token = f"{UNKNOWN}," if items[-1] else " "
                 arguments[-1] = []
             else:
                 arguments.pop()
                 named.pop()
+                items.pop()
         elif not token.isspace() and token[0] != "#":
             arguments[-1].append(token)
         if token in _PAIRS:
             arguments.append([])
             named.append(False)
+            is_call = last_token.isidentifier() or last_token in (")", "]")
+            items.append(token != "{" and not is_call)
+        last_token = last_token if token.isspace() else token
         made.append(token)
     return "".join(made)
 
@@ -184,13 +237,43 @@ def _is_name(argument: Sequence[str]) -> bool:
     return len(argument) == 1 and argument[0].isidentifier() and not keyword.iskeyword(argument[0])
 
 
-def _unknown(line: str) -> str:
-    """Return a line of arguments whose value is not known; an empty line if it names none."""
-    argument = _ARGUMENT.match(line)
-    if not argument:
+def _unknown(part: Sequence[str], index: int) -> str:
+    """Return a line of a statement with unknown values; an empty line if it has none.
+
+    Such a line is a statement of a block, or has arguments of a call, or items of a dict or list.
+    """
+    line = part[index]
+    indent = line[: len(line) - len(line.lstrip())]
+    stack, _ = _open_brackets("\n".join(part[:index]))
+    if not line.split("#")[0].strip():
         return ""
-    indent, name, item = argument.groups()
-    return f"{indent}{name}={UNKNOWN}," if name and indent else f"{indent}{item}: {UNKNOWN}," if item and indent else ""
+    if not stack:
+        targets = [*_targets(line)]
+        if targets:
+            return indent + "".join(f"{target} = " for target in targets) + UNKNOWN
+        return f"{indent}return {UNKNOWN}" if line.startswith(f"{indent}return") else f"{indent}pass"
+    names, items = _arguments(line)
+    if stack[-1] == "[" and not names:
+        return indent + f"{UNKNOWN}, " * items
+    return f"{indent}{' '.join(names)}" if names else ""
+
+
+def _arguments(line: str) -> tuple[list[str], int]:
+    """Return the arguments and items of dicts that a line begins, each with an unknown value; how many items it has."""
+    made: dict[str, None] = {}
+    depth, commas, last = 0, 0, ""
+    for match in _PARTS.finditer(line):
+        token = match[0]
+        if token.isspace() or token[0] == "#":
+            continue
+        depth += (token in _PAIRS) - (token in _PAIRS.values())
+        if depth == 0 and token == "=" and last.isidentifier():
+            made[f"{last}={UNKNOWN},"] = None
+        elif depth == 0 and token == ":" and last[:1] in ("'", '"'):
+            made[f"{last}: {UNKNOWN},"] = None
+        commas += depth == 0 and token == ","
+        last = token or last
+    return [*made], commas + (last != ",")
 
 
 def _error_line(part: Sequence[str]) -> int:
@@ -208,17 +291,56 @@ def _last_line(part: Sequence[str]) -> int:
     return max((index for index, line in enumerate(part) if line.split("#")[0].strip()), default=0)
 
 
+def _closed_by_indentation(part: list[str]) -> list[str]:
+    """Return the lines with brackets closed before the first line that is indented no more than where they opened.
+
+    What follows `tensor=dict(size=2,` in a column is of the section around it, and no key of `tensor`.
+    """
+    made = [*part]
+    opened: list[tuple[str, int]] = []
+    """Brackets, and the indentation of their lines."""
+    end = 0
+    for index, line in enumerate(part):
+        code = line.split("#")[0].strip()
+        if not code:
+            continue
+        indent = len(line) - len(line.lstrip())
+        closes = code[0] in _PAIRS.values()
+        closed = ""
+        # The first bracket is the statement's own.
+        while len(opened) > 1 and (indent < opened[-1][1] or (indent == opened[-1][1] and not closes)):
+            closed += _PAIRS[opened.pop()[0]]
+        if closed:
+            made[end] = _with_end(made[end], closed + ("" if closes else ","))
+        for token in _TOKENS_OF_CODE.findall(line):
+            if token in _PAIRS:
+                opened.append((token, indent))
+            elif token in _PAIRS.values() and opened:
+                opened.pop()
+        end = index
+    return made
+
+
+def _with_end(line: str, end: str) -> str:
+    """Return a line with something behind its code, before its comment."""
+    comment = next((match for match in _TOKENS_OF_CODE.finditer(line) if match[0][0] == "#"), None)
+    at = comment.start() if comment is not None else len(line)
+    code = line[:at].rstrip()
+    return code + end + line[len(code) :].rstrip()
+
+
+_TOKENS_OF_CODE = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|#.*|[()\[\]{}]")
+
+
 def _closed(part: list[str]) -> list[str]:
     """Return the lines with a closing bracket for each open one, after the last line with code."""
     stack, quote = _open_brackets("\n".join(part))
     at = _last_line(part)
-    end = part[at].rstrip()
+    brackets = "".join(_PAIRS[each] for each in reversed(stack))
     if quote and len(quote) == 1:
-        end += quote
-    stop = end.rstrip()
-    if stack and stop.endswith("="):
-        stop += UNKNOWN
-    return [*part[:at], stop + "".join(_PAIRS[each] for each in reversed(stack)), *part[at + 1 :]]
+        return [*part[:at], part[at].rstrip() + quote + brackets, *part[at + 1 :]]
+    is_open = stack and part[at].split("#")[0].rstrip().endswith("=")
+    return [*part[:at], _with_end(part[at], (UNKNOWN if is_open else "") + brackets), *part[at + 1 :]]
 
 
 _TOKENS = re.compile(r"#[^\n]*|'''|\"\"\"|['\"]|[()\[\]{}]|\\.|\n", re.DOTALL)

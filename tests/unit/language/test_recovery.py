@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dslpar.language.load import load_text
 from dslpar.language.recovery import UNKNOWN, recovered
 from dslpar.language.source import parse_quietly
+from dslpar.linter.check import check
 from tests.support.paths import ROOT
 
 CONFIGS = [path.read_text() for path in sorted((ROOT / "configs").glob("*.py"))]
@@ -40,6 +41,28 @@ CONFIGS = [path.read_text() for path in sorted((ROOT / "configs").glob("*.py"))]
         ("parallel = dict(tensor=\nb = 1\n", f"parallel = dict(tensor={UNKNOWN})\nb = 1\n", {1}),
         ("a = 1\nmod\nb = )\nc = 2\n", f"a = 1\nmod\nb = {UNKNOWN}\nc = 2\n", {3}),
         ("from .x import\nb = 1\n", "\nb = 1\n", {1}),
+        ("from .x import a, b as c, \n", "from .x import a, b as c\n", {1}),
+        ("from .x import (\n    a,  # why\n    b x,\n)\n", "from .x import a, b, x\n\n\n\n", {1, 2, 3, 4}),
+        ("a, b = c = 1 1\n", f"a, b = c = {UNKNOWN}\n", {1}),
+        ("a['b'].c = (1 1\n", f"a['b'].c = {UNKNOWN}\n", {1}),
+        ("a += 1 1\n", f"a = {UNKNOWN}\n", {1}),
+        ("a: int = 1 1\n", f"a = {UNKNOWN}\n", {1}),
+        ("def f(:\n    b = 1\n", f"f = b = {UNKNOWN}\n\n", {1, 2}),
+        ("for i in:\n    a.b = 1\n", f"i = a.b = {UNKNOWN}\n\n", {1, 2}),
+        ("if x:\n    a = 1 1\n    b = 2\n", f"if x:\n    a = {UNKNOWN}\n    b = 2\n", {2}),
+        ("def f(x):\n    return 1 1\n", f"def f(x):\n    return {UNKNOWN}\n", {2}),
+        ("a = dict(\n    b=1 c=dict(d=2),\n)\n", f"a = dict(\n    b={UNKNOWN}, c={UNKNOWN},\n)\n", {2}),
+        ("a = {\n    1, 'c': 2,\n}\n", f"a = {{\n    'c': {UNKNOWN},\n}}\n", {2}),
+        ("a = [\n    1 1, 2,\n    3,\n]\n", f"a = [\n    {UNKNOWN}, {UNKNOWN}, \n    3,\n]\n", {2}),
+        ("a = [1,, 2]\n", f"a = [1,{UNKNOWN}, 2]\n", {1}),
+        ("a = f(1,, b=2)\n", "a = f(1,  b=2)\n", {1}),
+        ("a = dict(b=1  # why, so\n", "a = dict(b=1)  # why, so\n", {1}),
+        (
+            "a = dict(\n    b=dict(c=1,  # why\n    d=2,\n)\n",
+            "a = dict(\n    b=dict(c=1,),  # why\n    d=2,\n)\n",
+            {2},
+        ),
+        ("a = dict(\n    b=dict(\n        c=[1,\n)\n", "a = dict(\n    b=dict(\n        c=[1,])\n)\n", {3}),
         (
             "a = dict(\n    # comment (\n    b=1\n\n# end\nc = 2\n",
             "a = dict(\n    # comment (\n    b=1)\n\n# end\nc = 2\n",
@@ -92,3 +115,31 @@ def test_each_broken_statement_says_where_it_breaks() -> None:
     made = recovered("a = 1\nb = dict(\n    c=3\nd = (\n", "cfg.py")
     assert [(item.location.line, item.location.column) for item in made.findings] == [(2, 9), (4, 5)]
     assert all("was never closed" in item.message for item in made.findings)
+
+
+MODEL = "model = dict(type='GPT', num_layers=8, hidden_size=64, num_heads=8, vocab_size=256, max_seq_len=64)\n"
+TENSOR = "tensor=dict(size=8, mode='1d')"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        f"from .common import {{}}, parallel, \n{MODEL}",
+        f"from .common import {{}} parallel\n{MODEL}",
+        f"parallel = dict(\n    schedule='1f1b' {TENSOR},\n)\n{MODEL}",
+        f"parallel = dict(\n    schedule '1f1b', {TENSOR},\n)\n{MODEL}",
+        f"parallel = dict(\n    pipeline=dict(size=1,\n    {TENSOR},\n)\n{MODEL}",
+        f"if True:\n    {TENSOR} x\nparallel = dict(tensor=tensor)\n{MODEL}",
+        f"size, mode = 8, '1d' x\nparallel = dict(tensor=dict(size=size, mode=mode))\n{MODEL}",
+        f"parallel = dict(tensor=dict(size=1, mode='1d'))\nparallel['tensor']['size'] = 8 8\n{MODEL}",
+    ],
+)
+def test_a_value_that_does_not_parse_is_no_default(tmp_path: Path, broken: str) -> None:
+    """Eight data ranks, as without tensor parallelism, would be an error of `batch`."""
+    (tmp_path / "common.py").write_text(f"x = 1\nparallel = dict({TENSOR})\n")
+    path = str(tmp_path / "cfg.py")
+    text = broken.replace("{}", "x") + "batch = dict(global_size=4, micro_size=1)\n"
+    made = recovered(text, path)
+    assert made.findings
+    found = check(load_text(made.text, path), 8, errors_only=True).findings
+    assert not [item for item in found if item.location.line not in made.broken and UNKNOWN not in item.message]
