@@ -10,7 +10,7 @@ keeps the comment's other settings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dslpar.core.errors import Fix, Location
 from dslpar.linter import check
@@ -24,8 +24,8 @@ _NODE = 8
 """GPUs of a usual node."""
 _SIZES = tuple(_NODE << power for power in range(8))
 _NAME = "world-size"
-_HEAD = re.compile(r"#!|#.*?coding[:=]")
-"""Lines that Python reads as the first ones of a file: the interpreter and the encoding (PEP 263)."""
+_CODING = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*[-\w.]")
+"""Encoding of a file, which Python reads on its first two lines alone (PEP 263)."""
 
 
 def with_world_size(path: str, text: str, sizes: str) -> Fix:
@@ -43,9 +43,21 @@ def with_world_size(path: str, text: str, sizes: str) -> Fix:
         if equals:
             return Fix(at._replace(end_line=at.line, end_column=at.column), f"{written} ")
     lines = lines_of(text)
-    line = next((number for number, each in enumerate(lines, 1) if number > 2 or not _HEAD.match(each)), len(lines))
     end = "\r\n" if "\r\n" in text else "\n"
-    return Fix(Location(path, line, 1, line, 1), f"# dslpar: {written}{end}")
+    head = _head(lines)
+    if head == len(lines):
+        column = len(lines[-1]) + 1
+        return Fix(Location(path, head, column, head, column), f"{end}# dslpar: {written}{end}")
+    # A byte order mark stays the first character.
+    column = 2 if not head and lines[0].startswith("\ufeff") else 1
+    return Fix(Location(path, head + 1, column, head + 1, column), f"# dslpar: {written}{end}")
+
+
+def _head(lines: Sequence[str]) -> int:
+    """Return how many lines stay above the comment: those that Python or a shell reads as the first ones."""
+    if any(map(_CODING.match, lines[1:2])):
+        return 2
+    return int(lines[0].startswith("#!") or _CODING.match(lines[0]) is not None)
 
 
 def place_of(path: str, text: str) -> Location:
