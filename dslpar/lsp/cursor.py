@@ -94,12 +94,20 @@ def rest_at(text: str, line: int, column: int, place: Place) -> Rest:
     """Return the rest of the word at a place, which a completion replaces too."""
     lines = text.split("\n")
     after = lines[line - 1][column - 1 :] if line <= len(lines) else ""
-    word = re.match(r"\w*", after)
+    # Values such as '2.5d' and 'h100-80g', and dotted names, are one word.
+    word = re.match(r"[\w.-]*" if place.kind == "value" and place.quote else r"\w*", after)
     length = word.end() if word is not None else 0
     if place.kind == "key" and place.quote and after.startswith(place.quote, length):
         length += len(place.quote)
     sign = ":" if place.quote else r"=(?!=)"
     return Rest(length, place.kind != "value" and re.match(rf"\s*{sign}", after[length:]) is not None)
+
+
+def rest_of_setting(text: str, line: int, column: int) -> int:
+    """Return the characters after the cursor of a setting's name, with its `=`, or of its value."""
+    lines = text.split("\n")
+    match = re.match(r"[\w-]*=?", lines[line - 1][column - 1 :] if line <= len(lines) else "")
+    return match.end() if match is not None else 0
 
 
 def _is_argument(statement: str) -> bool:

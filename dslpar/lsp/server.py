@@ -24,7 +24,7 @@ from dslpar.core.version import VERSION
 from dslpar.linter.registry import url_of
 from dslpar.lsp.analysis import Analysis, Shown, analysed
 from dslpar.lsp.completion import Item, completions, settings_at
-from dslpar.lsp.cursor import place_at, rest_at
+from dslpar.lsp.cursor import place_at, rest_at, rest_of_setting
 from dslpar.lsp.hints import hints, summary
 from dslpar.lsp.hover import explanation_at, key_at
 from dslpar.lsp.layouts import layouts, place_of
@@ -296,9 +296,9 @@ def complete(ls: ConfigServer, params: types.CompletionParams) -> types.Completi
     line, column = ls.character(document, params.position)
     text = "\n".join(lines_of(document.source))
     of_comment = settings_at(text, line, column)
-    rest = 0
     if of_comment is not None:
         word, items = of_comment
+        rest = rest_of_setting(text, line, column)
     else:
         place = place_at(text, line, column)
         if place is None or (place.kind == "name" and made.text.strip() and not made.is_config):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dslpar.lsp.analysis import analysed
-from dslpar.lsp.completion import Item, completions
-from dslpar.lsp.cursor import place_at, rest_at
+from dslpar.lsp.completion import Item, completions, settings_at
+from dslpar.lsp.cursor import place_at, rest_at, rest_of_setting
 
 CONFIG = """\
 # dslpar: world-size=8
@@ -51,6 +51,9 @@ def offered(path: Path, marked: str, others: dict[str, str] | None = None) -> tu
         ("zero = dict(stage=|)", "3", "zero = dict(stage=3)"),
         ("zero = dict(stage=|2)", "3", "zero = dict(stage=3)"),
         ("optimizer = dict(type='Ad|amW')", "Adam", "optimizer = dict(type='Adam')"),
+        ("optimizer = dict(type='torch.op|tim.AdamW')", "Adam", "optimizer = dict(type='Adam')"),
+        ("lr_scheduler = dict(type='|2.5d')", "WarmupLR", "lr_scheduler = dict(type='WarmupLR')"),
+        ("cluster = dict(device='h1|00-80g-pcie')", "h100-80g", "cluster = dict(device='h100-80g')"),
         ("train = dict(steps=1, see|d=3)", "seed", "train = dict(steps=1, seed=3)"),
     ],
 )
@@ -153,3 +156,21 @@ def test_a_size_is_not_said_to_be_legal_beside_an_unknown_or_a_wrong_one(tmp_pat
     line = f"parallel = dict(pipeline={pipeline}, tensor=dict(size=|, mode='1d'))"
     items, _, _ = offered(tmp_path / "cfg.py", WIDE.replace("parallel = dict(pipeline=1)", line))
     assert {each.detail for each in items} == {"divides 64 ranks"}
+
+
+@pytest.mark.parametrize(
+    ("line", "label", "expected"),
+    [
+        ("# dslpar: wor|ld-size=8", "world-size=", "# dslpar: world-size=8"),
+        ("# dslpar: dev|", "device=", "# dslpar: device="),
+        ("# dslpar: device=h1|00-80g-pcie world-size=8", "h100-80g", "# dslpar: device=h100-80g world-size=8"),
+    ],
+)
+def test_the_rest_of_a_setting_is_replaced(line: str, label: str, expected: str) -> None:
+    before, _, after = line.partition("|")
+    found = settings_at(before + after, 1, len(before) + 1)
+    assert found is not None
+    word, items = found
+    item = next(item for item in items if item.label == label)
+    rest = rest_of_setting(before + after, 1, len(before) + 1)
+    assert before.removesuffix(word) + item.insert.replace("$0", "") + after[rest:] == expected
