@@ -129,6 +129,13 @@ def read_names(source: Source, session: Session) -> dict[str, Binding] | None:
             ),
             start,
         )
+    except UnicodeEncodeError as error:  # lone surrogates, which libyaml cannot take
+        session.report(
+            ConfigError(
+                "CFG001", f"cannot parse this as text: {error}", "correct the encoding: save the file as UTF-8 text"
+            ),
+            start,
+        )
     except ConfigError as error:
         session.report(error, start)
     else:

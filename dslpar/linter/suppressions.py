@@ -107,7 +107,7 @@ def _yaml_comments(text: str) -> Iterator[tuple[int, int, str]]:
         for token in yaml.scan(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             if isinstance(token, yaml.ScalarToken):
                 scalars.append((token.start_mark.index, token.end_mark.index))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, UnicodeEncodeError):
         return  # CFG001 reports it
     last, start = 0, 0
     for number, line in enumerate(text.split("\n")):

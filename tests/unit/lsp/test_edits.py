@@ -57,3 +57,14 @@ def test_the_first_edits_of_a_config() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_ten_thousand_edits(path: Path) -> None:
     check_edits(path, -(-10_000 // len(CONFIGS)))
+
+
+@pytest.mark.parametrize("name", ["cfg.py", "cfg.yaml"])
+@pytest.mark.parametrize(
+    "text", ["# dslpar: ignore-file[CFG101] why\nmodel: '\ud800'\n", "model = dict(type='\ud800'\n"]
+)
+def test_half_of_a_surrogate_pair_is_a_finding(tmp_path: Path, name: str, text: str) -> None:
+    """An editor may send one, as JSON, within a pair that it cuts; no file on disk has one."""
+    path = str(tmp_path / name)
+    made = analysed(path, {os.path.realpath(path): f"# dslpar: world-size=8\n{text}"})
+    assert "CFG001" in [shown.finding.code for shown in made.findings]
