@@ -18,6 +18,7 @@ import ast
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from typing import NamedTuple
 
 from dslpar.core.errors import Finding, Location, Related
@@ -134,7 +135,7 @@ def _others(cx: Context, item: Finding, keys_read: tuple[str, ...]) -> Iterator[
     named = [(at, value) for value in values if (at := _position(item.message, value.names)) is not None]
     others = [value for value in values if all(value is not each for _, each in named)]
     for value in others:
-        at = _position(item.message, _shown_values(value.node.value))
+        at = _position(item.message, _shown_values(value.node.value), _not_of(value))
         # A number that two keys have is neither's.
         if at is not None and sum(other.node.value == value.node.value for other in others) == 1:
             named.append((at, value))
@@ -198,10 +199,32 @@ def _shown_values(value: object) -> tuple[str, ...]:
     return (repr(value),) if isinstance(value, (int, float, str)) else ()
 
 
-def _position(message: str, words: tuple[str, ...]) -> int | None:
-    """Return where a message has the first of some words."""
-    found = (re.search(rf"(?<![\w.]){re.escape(word)}(?!\.?\w)", message, re.IGNORECASE) for word in words)
-    return min((match.start() for match in found if match is not None), default=None)
+def _position(message: str, words: tuple[str, ...], not_after: frozenset[str] = frozenset()) -> int | None:
+    """Return where a message has the first of some words, but for places behind certain other words."""
+    found = (
+        match.start()
+        for word in words
+        for match in re.finditer(rf"(?<![\w.]){re.escape(word)}(?!\.?\w)", message, re.IGNORECASE)
+        if not not_after or _word_before(message[: match.start()]) not in not_after
+    )
+    return min(found, default=None)
+
+
+def _word_before(text: str) -> str:
+    match = re.search(r"(\w+)(?:\s*=)?\s*\Z", text)
+    return match[1].lower() if match is not None else ""
+
+
+def _not_of(value: _Value) -> frozenset[str]:
+    """Return the names of keys behind which a number is not this value's: the 8 of `data 8` is no num_heads."""
+    return _names_of_keys() - {part for name in value.names for part in name.split(".")}
+
+
+@cache
+def _names_of_keys() -> frozenset[str]:
+    from dslpar.schema.keys import declared  # most findings name their keys
+
+    return frozenset(part for each in declared() for part in each.key.split("."))
 
 
 def _place(config: Config, value: _Value) -> Related:

@@ -52,6 +52,14 @@ def test_a_value_that_the_rule_reads_and_the_message_does_not_name_is_no_place()
     assert places(text, "BAT102") == ["2:42 tensor.mode = '2d' is written here"]
 
 
+def test_a_number_behind_the_name_of_another_key_is_no_place() -> None:
+    """`data 8` is neither the eight layers nor two stages."""
+    text = MODEL + "batch = dict(global_size=4, micro_size=1)\n"
+    assert places(text, "BAT101") == ["2:40 micro_size = 1 is written here"]
+    text = MODEL + "parallel = dict(pipeline=2)\nbatch = dict(global_size=7, micro_size=3)\n"
+    assert places(text, "BAT101", 4) == ["3:40 micro_size = 3 is written here"]
+
+
 def test_a_number_that_two_keys_have_is_neither_s() -> None:
     text = (
         MODEL.replace("num_heads=24", "num_heads=6") + "parallel = dict(pipeline=2, tensor=dict(size=4, mode='1d'))\n"
