@@ -104,11 +104,14 @@ def _with(settings: Settings, word: str, at: Location) -> Settings:
         else:
             message = f"unknown setting {name!r}"
             hint = did_you_mean(name.replace("_", "-"), _READ) or f"the settings are {', '.join(_READ)}"
+        # A fix replaces what the hint is about alone: the name, or the value.
+        at = at._replace(end_column=at.column + len(name))
         return settings._replace(mistakes=(*settings.mistakes, _mistake(message, hint, at)))
     read = _READ[name](settings, value)
     if isinstance(read, Settings):
         return read
     shown = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}..."
+    at = at._replace(column=at.column + len(word) - len(value)) if value else at
     mistake = _mistake(f"{name} is {shown!r}", read, at)
     return settings._replace(mistakes=(*settings.mistakes, mistake))
 

@@ -59,6 +59,20 @@ def fixes_of(made: Analysis, code: str) -> list[QuickFix]:
             id="world-of-the-comment",
         ),
         pytest.param(
+            "# dslpar: wolrd-size=8 device=h100-80g\n" + MODEL,
+            "CFG230",
+            "did you mean 'world-size'? (CFG230)",
+            ("wolrd-size=8", "world-size=8"),
+            id="name-in-the-comment",
+        ),
+        pytest.param(
+            "# dslpar: world-size=8 device=h100\n" + MODEL,
+            "CFG230",
+            "did you mean 'h100-80g'? (CFG230)",
+            ("device=h100", "device=h100-80g"),
+            id="value-in-the-comment",
+        ),
+        pytest.param(
             MODEL + "precision = dict(dtype='fp16', fp16_master_weights_and_grads=True)\nzero = 2\n",
             "PRE102",
             "optimizer.type='DeepSpeedCPUAdam' with zero.offload_optimizer='cpu' (PRE102)",

@@ -24,18 +24,18 @@ def of(folder: Path, text: str) -> Analysis:
 @pytest.mark.parametrize(
     ("settings", "message", "help", "columns"),
     [
-        ("world_size=8", "unknown setting 'world_size'", "did you mean 'world-size'?", (11, 23)),
-        ("wolrd-size=8", "unknown setting 'wolrd-size'", "did you mean 'world-size'?", (11, 23)),
-        ("ranks=8", "unknown setting 'ranks'", "the settings are world-size, device", (11, 18)),
-        ("world-size=0", "world-size is '0'", "from 1 and below 2147483648", (11, 23)),
-        ("world-size=4294967296", "world-size is '4294967296'", "numbers of ranks", (11, 32)),
-        ("world-size=abc", "world-size is 'abc'", "numbers of ranks", (11, 25)),
+        ("world_size=8", "unknown setting 'world_size'", "did you mean 'world-size'?", (11, 21)),
+        ("wolrd-size=8", "unknown setting 'wolrd-size'", "did you mean 'world-size'?", (11, 21)),
+        ("ranks=8", "unknown setting 'ranks'", "the settings are world-size, device", (11, 16)),
+        ("world-size=0", "world-size is '0'", "from 1 and below 2147483648", (22, 23)),
+        ("world-size=4294967296", "world-size is '4294967296'", "numbers of ranks", (22, 32)),
+        ("world-size=abc", "world-size is 'abc'", "numbers of ranks", (22, 25)),
         ("world-size=", "world-size is ''", "numbers of ranks", (11, 22)),
-        ("world-size=8,", "world-size is '8,'", "numbers of ranks", (11, 24)),
-        ("world-size=" + "9" * 5000, "world-size is '" + "9" * 40 + "...'", "numbers of ranks", (11, 5022)),
+        ("world-size=8,", "world-size is '8,'", "numbers of ranks", (22, 24)),
+        ("world-size=" + "9" * 5000, "world-size is '" + "9" * 40 + "...'", "numbers of ranks", (22, 5022)),
         ("world-size=8 64", "'64' is no setting", "without blanks: world-size=8,64", (24, 26)),
-        ("device=a100", "device is 'a100'", "did you mean 'a100-80g'?", (11, 22)),
-        ("world-size=8 device=nope-80g", "device is 'nope-80g'", "", (24, 39)),
+        ("device=a100", "device is 'a100'", "did you mean 'a100-80g'?", (18, 22)),
+        ("world-size=8 device=nope-80g", "device is 'nope-80g'", "", (31, 39)),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -53,7 +53,7 @@ def test_mistakes_in_the_comment(
 def test_two_sizes_with_a_blank_between_them_are_two_mistakes(tmp_path: Path) -> None:
     made = of(tmp_path, f"# dslpar: world-size=8, 64\n{CONFIG}")
     found = [each.finding for each in made.findings if each.finding.code == "CFG230"]
-    assert [each.location.column for each in found] == [11, 25]
+    assert [each.location.column for each in found] == [22, 25]
     assert made.settings.worlds == (None,)
 
 
