@@ -32,7 +32,7 @@ UNKNOWN = "_not_parsed"
 """A name that no config defines."""
 _BEGIN = re.compile(
     r"(?:from|import|if|for|while|def|class|with|try|assert|del|pass|return|raise|global|@|else\b|elif\b|except\b)"
-    r"|[^\W\d]\w*(?:\s*[.\[][^=\n]*)?\s*(?:[-+*/|&]?=(?!=)|:)"
+    r"|[^\W\d]\w*(?:\s*[.\[](?:[^=\n]*[^=\s])?)?\s*(?:[-+*/|&]?=(?!=)|:)"
 )
 """Beginning of a statement at column 1; `name.key = `, `name["key"] = ` and `name: type = ` too."""
 _ASSIGNED = re.compile(r"([^\W\d]\w*(?:\.\w+)*)\s*(?::[^=\n]*)?=(?!=)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,15 @@ def test_any_cut_parses_and_keeps_its_lines(data: st.DataObject) -> None:
     assert made.text.count("\n") == cut.count("\n")
     lines, old = made.text.split("\n"), cut.split("\n")
     assert {at + 1 for at in range(len(lines)) if lines[at] != old[at]} == made.broken
+
+
+@pytest.mark.parametrize(
+    "line", ["a[" + " " * 30_000 + "b", "a" + "[b " * 10_000, "a." + "b" * 30_000, "a" + " " * 30_000]
+)
+def test_a_long_line_takes_no_longer_than_its_length(line: str) -> None:
+    began = time.process_time()
+    recovered(f"{line}\nx = (\n", "cfg.py")
+    assert time.process_time() - began < 2, "it took 20 s"
 
 
 def test_each_broken_statement_says_where_it_breaks() -> None:
