@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.core.project import Project, find_project, project_finding
-from dslpar.core.suggest import did_you_mean
+from dslpar.core.suggest import did_you_mean, only_near
 from dslpar.forecast.device import device_hint, find_device
 from dslpar.linter.selection import Selection
 from dslpar.lsp.lines import lines_of
@@ -82,8 +82,16 @@ def words_of(path: str, text: str) -> Iterator[tuple[str, Location]]:
         if line.strip() and not line.startswith("#"):
             return
         if match := _COMMENT.match(line):
-            for word in _WORD.finditer(line, *match.span("settings")):
+            words = [*_WORD.finditer(line, *match.span("settings"))]
+            if _is_remark([word[0] for word in words]):
+                continue
+            for word in words:
                 yield word[0], Location(path, number, word.start() + 1, number, word.end() + 1)
+
+
+def _is_remark(words: list[str]) -> bool:
+    """Return whether words are a sentence, such as `dslpar: needs 64 GPUs`, and no settings with mistakes."""
+    return len(words) > 2 and not any("=" in word or only_near(word, _READ) for word in words)
 
 
 def settings_or_none(path: str, text: str) -> tuple[Settings, DslparError | None]:

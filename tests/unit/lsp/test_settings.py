@@ -57,6 +57,12 @@ def test_two_sizes_with_a_blank_between_them_are_two_mistakes(tmp_path: Path) ->
     assert made.settings.worlds == (None,)
 
 
+@pytest.mark.parametrize(("comment", "count"), [("this is for 64 GPUs", 0), ("64 ranks", 2), ("word-size of 64", 3)])
+def test_a_sentence_is_no_mistake(tmp_path: Path, comment: str, count: int) -> None:
+    made = of(tmp_path, f"# dslpar: {comment}\n{CONFIG}")
+    assert len([each for each in made.findings if each.finding.code == "CFG230"]) == count
+
+
 def test_a_misspelt_setting_claims_the_file_too(tmp_path: Path) -> None:
     made = of(tmp_path, "# dslpar: world_size=8\n")
     assert made.is_config
