@@ -19,6 +19,7 @@ from dslpar.forecast.plan import Forecast, forecast
 from dslpar.forecast.workload import workload_of
 from dslpar.layout.resolve import Job
 from dslpar.lsp.analysis import Analysis
+from dslpar.lsp.outline import whole_of
 from dslpar.planner.report import seconds
 
 
@@ -40,8 +41,10 @@ def hints(analysis: Analysis) -> list[Hint]:
 def summary(analysis: Analysis) -> tuple[Location, str] | None:
     """Return the place of `parallel`, and a line about its layout in each world; None if no world is known."""
     place = _place(analysis, "parallel")
-    if place is None:
+    node = analysis.config.root.get("parallel")
+    if place is None or node is None:
         return None
+    place = whole_of(node.key_location or node.location, node.location)
     texts = [_of_world(analysis, world) for world in analysis.checked if world is not None]
     return (place, " | ".join(texts)) if texts else None
 

@@ -17,6 +17,7 @@ from dslpar.forecast.device import GIB
 from dslpar.forecast.machine import MachineError, machine_of
 from dslpar.layout.resolve import Job
 from dslpar.lsp.analysis import Analysis, analysed
+from dslpar.lsp.outline import whole_of
 from dslpar.lsp.quick_fixes import QuickFix, replacement, with_keys
 from dslpar.planner.planning import NoForecastError, Plan, Question, Suggestion, plan_of
 
@@ -30,7 +31,7 @@ def place_of(analysis: Analysis) -> Location | None:
     begin = node.key_location if node is not None else None
     if node is None or begin is None or {begin.path, node.location.path} != {analysis.path}:
         return None
-    return begin._replace(end_line=node.location.end_line, end_column=node.location.end_column)
+    return whole_of(begin, node.location)
 
 
 def layouts(analysis: Analysis, texts: Mapping[str, str]) -> list[QuickFix]:

@@ -31,13 +31,19 @@ def outline(analysis: Analysis) -> list[Entry]:
     return [*_entries(analysis.config.root, analysis.path)]
 
 
+def whole_of(key: Location, value: Location) -> Location:
+    """Return the range of a key and its value; of the key alone if a variable holds the value, written above it.
+
+    VS Code refuses a symbol that does not contain its key, and with it the whole list.
+    """
+    end = max((key.end_line, key.end_column), (value.end_line, value.end_column))
+    return Location(key.path, key.line, key.column, *end)
+
+
 def _entries(node: Node, path: str) -> Iterator[Entry]:
     for name, child in node.value.items() if node.is_mapping else ():
         at, key = child.location, child.key_location
         if key is None or key.path != path or at.path != path:
             continue
-        # A value that a variable holds was written above its key. VS Code refuses a symbol that does not contain its
-        # key, and with it the whole list.
-        end = max((key.end_line, key.end_column), (at.end_line, at.end_column))
-        whole = Location(path, key.line, key.column, *end)
+        whole = whole_of(key, at)
         yield Entry(str(name), key, whole, child.is_mapping, tuple(_entries(child, path)))

@@ -11,6 +11,7 @@ import pytest
 from dslpar.cli.main import main
 from dslpar.lsp.analysis import Analysis, analysed
 from dslpar.lsp.hints import hints, summary
+from dslpar.lsp.layouts import place_of
 
 COMMENT = "# dslpar: world-size=64 device=h100-80g\n"
 TEXT = (
@@ -66,3 +67,12 @@ def test_a_half_written_statement_leaves_no_old_layout(tmp_path: Path) -> None:
 
 def test_without_a_number_of_ranks_there_is_no_line(tmp_path: Path) -> None:
     assert summary(analysis_of(tmp_path / "cfg.py", TEXT)) is None
+
+
+def test_the_summary_of_a_layout_in_a_variable_is_above_its_key(tmp_path: Path) -> None:
+    text = COMMENT + TEXT.replace("parallel = ", "mine = ") + "parallel = mine\n"
+    made = analysis_of(tmp_path / "cfg.py", text)
+    found = summary(made)
+    assert found is not None
+    assert found[0] == place_of(made)
+    assert found[0][1:] == (6, 1, 6, 9), "and not a range that ends before it begins"
