@@ -132,10 +132,10 @@ def _others(cx: Context, item: Finding, keys_read: tuple[str, ...]) -> Iterator[
     """Yield the places of the values that the rule has read and that the message names."""
     keys = (*keys_read, *_KEY.findall(item.message))
     values = [*{value.key: value for value in _values(cx, keys) if value.key != item.key}.values()]
-    named = [(at, value) for value in values if (at := _position(item.message, value.names)) is not None]
+    named = [(at, value) for value in values if (at := _position(item.message, value.names, _wrong(value))) is not None]
     others = [value for value in values if all(value is not each for _, each in named)]
     for value in others:
-        at = _position(item.message, _shown_values(value.node.value), _not_of(value))
+        at = _position(item.message, _shown_values(value.node.value), _RANKS, _not_of(value))
         # A number that two keys have is neither's.
         if at is not None and sum(other.node.value == value.node.value for other in others) == 1:
             named.append((at, value))
@@ -199,25 +199,38 @@ def _shown_values(value: object) -> tuple[str, ...]:
     return (repr(value),) if isinstance(value, (int, float, str)) else ()
 
 
-def _position(message: str, words: tuple[str, ...], not_after: frozenset[str] = frozenset()) -> int | None:
-    """Return where a message has the first of some words, but for places behind certain other words."""
+def _position(
+    message: str, words: tuple[str, ...], before: str = "", not_after: frozenset[str] = frozenset()
+) -> int | None:
+    """Return where a message has the first of some words, but for places that are another value's.
+
+    before: a pattern of what does not follow. not_after: names that do not stand in front.
+    """
     found = (
         match.start()
         for word in words
-        for match in re.finditer(rf"(?<![\w.]){re.escape(word)}(?!\.?\w)", message, re.IGNORECASE)
+        for match in re.finditer(rf"(?<![\w.]){re.escape(word)}(?!\.?\w){before}", message, re.IGNORECASE)
         if not not_after or _word_before(message[: match.start()]) not in not_after
     )
     return min(found, default=None)
 
 
 def _word_before(text: str) -> str:
-    match = re.search(r"(\w+)(?:\s*=)?\s*\Z", text)
+    match = re.search(r"(\w+)(?:\s*=|\s+of)?\s*\Z", text)
     return match[1].lower() if match is not None else ""
 
 
+def _wrong(value: _Value) -> str:
+    """Return a pattern behind a name that is not this value's: of `tensor 4`, which is no mode."""
+    return r"(?!\s*=?\s*\d)" if isinstance(value.node.value, str) else ""
+
+
+_RANKS = r"(?!\s+ranks?\b)"
+
+
 def _not_of(value: _Value) -> frozenset[str]:
-    """Return the names of keys behind which a number is not this value's: the 8 of `data 8` is no num_heads."""
-    return _names_of_keys() - {part for name in value.names for part in name.split(".")}
+    """Return the words behind which a number is not this value's: the 8 of `data 8` is no num_heads."""
+    return (_names_of_keys() | {"world"}) - {part for name in value.names for part in name.split(".")}
 
 
 @cache

@@ -60,6 +60,11 @@ def test_a_number_behind_the_name_of_another_key_is_no_place() -> None:
     assert places(text, "BAT101", 4) == ["3:40 micro_size = 3 is written here"]
 
 
+def test_the_number_of_ranks_is_no_value_and_tensor_3_is_no_mode() -> None:
+    text = MODEL + "parallel = dict(pipeline=2, tensor=dict(size=3, mode='1d'))\n"
+    assert places(text, "PAR101") == ["2:26 pipeline = 2 is written here"]
+
+
 def test_a_number_that_two_keys_have_is_neither_s() -> None:
     text = (
         MODEL.replace("num_heads=24", "num_heads=6") + "parallel = dict(pipeline=2, tensor=dict(size=4, mode='1d'))\n"
