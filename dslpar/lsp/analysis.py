@@ -185,3 +185,12 @@ def _key_place(path: str, made: Recovered, config: Config, item: Finding) -> Loc
         return None
     found = key_place(config, item.key)
     return found[0] if found is not None and found[0].line not in made.broken else None
+
+
+def whole_of(key: Location, value: Location) -> Location:
+    """Return the range of a key and its value; of the key alone if a variable holds the value, written above it.
+
+    VS Code refuses a symbol that does not contain its key, and with it the whole list.
+    """
+    end = max((key.end_line, key.end_column), (value.end_line, value.end_column))
+    return Location(key.path, key.line, key.column, *end)

@@ -18,8 +18,7 @@ from dslpar.forecast.machine import MachineError, machine_of
 from dslpar.forecast.plan import Forecast, forecast
 from dslpar.forecast.workload import workload_of
 from dslpar.layout.resolve import Job
-from dslpar.lsp.analysis import Analysis
-from dslpar.lsp.outline import whole_of
+from dslpar.lsp.analysis import Analysis, whole_of
 from dslpar.planner.report import seconds
 
 

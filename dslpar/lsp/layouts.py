@@ -16,8 +16,7 @@ from dslpar.forecast.candidate import candidate_of
 from dslpar.forecast.device import GIB
 from dslpar.forecast.machine import MachineError, machine_of
 from dslpar.layout.resolve import Job
-from dslpar.lsp.analysis import Analysis, analysed
-from dslpar.lsp.outline import whole_of
+from dslpar.lsp.analysis import Analysis, analysed, whole_of
 from dslpar.lsp.quick_fixes import QuickFix, replacement, with_keys
 from dslpar.planner.planning import NoForecastError, Plan, Question, Suggestion, plan_of
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dslpar.core.errors import Location
 from dslpar.language.tree import Node
-from dslpar.lsp.analysis import Analysis
+from dslpar.lsp.analysis import Analysis, whole_of
 
 
 class Entry(NamedTuple):
@@ -29,15 +29,6 @@ class Entry(NamedTuple):
 def outline(analysis: Analysis) -> list[Entry]:
     """Return the sections of a config in order; values that come from other files are left out."""
     return [*_entries(analysis.config.root, analysis.path)]
-
-
-def whole_of(key: Location, value: Location) -> Location:
-    """Return the range of a key and its value; of the key alone if a variable holds the value, written above it.
-
-    VS Code refuses a symbol that does not contain its key, and with it the whole list.
-    """
-    end = max((key.end_line, key.end_column), (value.end_line, value.end_column))
-    return Location(key.path, key.line, key.column, *end)
 
 
 def _entries(node: Node, path: str) -> Iterator[Entry]:
