@@ -40,6 +40,8 @@ _EQUALS = re.compile(r"(?<![=!<>])=(?!=)")
 _IMPORT = re.compile(r"(from\s+[.\w]+\s+import)\b([^;]*)")
 _IMPORTED = re.compile(r"(\*|[^\W\d]\w*)(?:\s+as\s+[^\W\d]\w*)?")
 _DEFINED = re.compile(r"\s*(?:def|class)\s+([^\W\d]\w*)")
+_BLOCK = re.compile(r"(?:if|for|while|def|class|with|try|else|elif|except|finally)\b")
+_GOES_ON = re.compile(r"(?:else|elif|except|finally)\b")
 _LOOP = re.compile(r"\s*for\s+([^=:]+?)\s+in\b")
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 _MOST_JOINED = 12
@@ -63,11 +65,15 @@ def recovered(text: str, path: str) -> Recovered:
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     made: list[str] = []
     broken, findings = set[int](), list[Finding]()
+    is_broken = False
     for first, part in _statements(lines):
         replaced = _replaced(part)
+        # Without its `if`, which is broken, an `else` is no mistake of its own.
+        goes_on = is_broken and _GOES_ON.match(part[0]) is not None
+        is_broken = replaced != part
         made += replaced
         broken |= {first + at + 1 for at, (old, new) in enumerate(zip(part, replaced, strict=True)) if old != new}
-        if replaced != part:
+        if is_broken and not goes_on:
             findings += _why("\n".join(part), path, first)
     return Recovered("\n".join(made), frozenset(broken), tuple(findings))
 
@@ -131,7 +137,7 @@ def _all_unknown(part: list[str]) -> str:
     """Return a line in which each name that a statement assigns to is unknown; an empty line if it assigns to none."""
     targets = dict.fromkeys(target for line in part for target in _targets(line))
     # The lines after the first one are arguments, if it is no block.
-    found = [*targets] if part[0].split("#")[0].rstrip().endswith(":") else [*dict.fromkeys(_targets(part[0]))]
+    found = [*targets] if _BLOCK.match(part[0]) else [*dict.fromkeys(_targets(part[0]))]
     line = "".join(f"{target} = " for target in found) + UNKNOWN
     if found and _part_parses(line):
         return line

@@ -121,6 +121,14 @@ def test_a_long_line_takes_no_longer_than_its_length(line: str) -> None:
     assert time.process_time() - began < 2, "it took 20 s"
 
 
+def test_an_else_of_a_broken_if_is_no_second_mistake() -> None:
+    made = recovered("if x:\n    a = 1 1\nelif y:\n    b = 2\nelse:\n    a = 3\n", "cfg.py")
+    assert [item.location.line for item in made.findings] == [2]
+    assert made.text == f"if x:\n    a = {UNKNOWN}\nb = {UNKNOWN}\n\na = {UNKNOWN}\n\n"
+    assert recovered("if x ==\n    a = 1\n", "cfg.py").text == f"a = {UNKNOWN}\n\n"
+    assert [item.location.line for item in recovered("else:\n    a = 1\n", "cfg.py").findings] == [1]
+
+
 def test_each_broken_statement_says_where_it_breaks() -> None:
     made = recovered("a = 1\nb = dict(\n    c=3\nd = (\n", "cfg.py")
     assert [(item.location.line, item.location.column) for item in made.findings] == [(2, 9), (4, 5)]
