@@ -93,7 +93,7 @@ class Converter:
         self.unread = _unread(source, self.table)
         named |= {leaf.name: leaf.value for leaf, _ in self.unread}
         model_class = "GPT" if model else _model_of(source.config.root, self.table.wrapper)
-        self.defaults = defaults_of(named, self.table.defaults)
+        self.defaults = {} if source.is_partial else defaults_of(named, self.table.defaults)
         silent = {key: default.value for key, default in self.defaults.items()}
         folder = os.path.dirname(source.path)
         self.view = View(named, source.config.names_read, model_class, epoch, silent, folder)
@@ -107,7 +107,8 @@ class Converter:
     def with_autos(self, leaves: Sequence[Leaf]) -> Iterator[Leaf]:
         """Yield the leaves; an "auto" of DeepSpeed's section has the value that the framework fills in, if known."""
         values = {leaf.name: leaf.value for leaf in leaves}
-        silent = {key: default.value for key, default in defaults_of(values, self.table.defaults).items()}
+        defaults = {} if self.source.is_partial else defaults_of(values, self.table.defaults)
+        silent = {key: default.value for key, default in defaults.items()}
         view = View(values, defaults=silent, folder=os.path.dirname(self.source.path))
         for leaf in leaves:
             start = f"{self.table.under}."
@@ -291,7 +292,7 @@ class Converter:
         for key, why in self.table.wants.items():
             if not (self.is_settled(key) or (self.model and key.startswith("model"))):
                 self.note("", needed(why, key), whole)
-        for key, why in self.table.overrides.items() if self.source.path.endswith(self.table.overriding) else ():
+        for key, why in self.table.overrides.items() if self.is_overriding else ():
             if not (self.is_settled(key) or self.is_written(key)):
                 self.note("", needed(why, key), whole)
         for key, value in self.table.unset.items():
@@ -315,6 +316,11 @@ class Converter:
             self.implied += [(key, item, why, whole) for key, item in made.also.items()]
         elif made.fate == "needed":
             self.note("", needed(f"{why} is {value!r}: {made.why}", made.to), whole)
+
+    @property
+    def is_overriding(self) -> bool:
+        """Return whether the source overrides another config."""
+        return bool(self.table.overriding) and (self.source.is_partial or self.source.path.endswith(self.table.overriding))
 
     def is_settled(self, to: str) -> bool:
         """Return whether a key of dslpar has a value, or the report asks the author for it."""

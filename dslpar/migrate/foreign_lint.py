@@ -70,12 +70,14 @@ def lint_text(
     name: str = "",
     model: Model | None = None,
     others: Mapping[str, str] = MappingProxyType({}),
+    recipe: str = "",
 ) -> list[Finding]:
     """Return the findings about a source's text; none if its framework is unknown (`name`: the framework, if given).
 
-    `others`: further files of the same run, texts by path, which the framework merges with this one.
+    `others`: further files of the same run, texts by path, which the framework merges with this one. `recipe`: the
+    function, or the arguments of a program, to lint; the first of the file if empty.
     """
-    source = merged(read_text(text, path, name), others)
+    source = merged(read_text(text, path, name, recipe), others)
     if not source.config.complete:
         return refused(source)
     if not source.name and path.endswith(JSON_ENDINGS):
@@ -106,7 +108,7 @@ def lint_source(
     found = [
         *_language(source),
         *_missing(source),
-        *_own_checks(_Written(converter, world_size, source.path.endswith(rules.partial)), rules, source),
+        *_own_checks(_Written(converter, world_size, source.is_partial or source.path.endswith(rules.partial)), rules, source),
         *_checks_of_section(converter, world_size),
         *_of_dslpar(config, made, rules, world_size, cluster, places),
         *(item for title in titles for item in _unknown_keys(made, title, converter.table.under)),

@@ -52,6 +52,8 @@ class Source(NamedTuple):
     """Location of the name of each file that is there and cannot be read, and the reason."""
     places: Mapping[str, tuple[Location, Location]] = MappingProxyType({})
     """Of a shell script: the locations of each argument's name and of its unknown value, if it has one."""
+    is_partial: bool = False
+    """Whether the run has further keys that the source does not show: `**config` of a call, a recipe's own keys."""
 
 
 def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
@@ -84,13 +86,13 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
 
         config = load_toml(text, path)
         return Source(name or recognise(config, ""), path, config)
-    found = _recipes(text, path, name)
+    found = recipes_of(text, path, name)
     if found:
         chosen = next((item for item in found if item.name == recipe), found[0])
         others = () if recipe else [item for item in found if item is not chosen]
         helpers = HELPERS[chosen.framework](_tree(text, path), path) if chosen.framework in HELPERS else {}
-        config, places = load_recipe(text, path, chosen, others, helpers)
-        return with_section_of_file(Source(chosen.framework, path, config, places=places))
+        config, places, is_partial = load_recipe(text, path, chosen, others, helpers)
+        return with_section_of_file(Source(chosen.framework, path, config, places=places, is_partial=is_partial))
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
     config = check.load_text(filled, path, is_pyyaml=True)
     name = name or recognise(config, filled)
@@ -172,12 +174,17 @@ def merged(source: Source, others: Mapping[str, str]) -> Source:
     return source._replace(config=config)
 
 
-def _recipes(text: str, path: str, name: str) -> list[Recipe]:
+def programs_in(text: str, path: str) -> list[Recipe]:
+    """Return the configs that a Python program makes: TrainingArguments, or a changed recipe of Megatron-Bridge."""
+    return trainer_programs.arguments_in(text, path) or trainer_programs.changed_recipes_in(text, path)
+
+
+def recipes_of(text: str, path: str, name: str = "") -> list[Recipe]:
     """Return the functions of a Python file that return a config of the framework `name`, or of any."""
     if not path.endswith(".py"):
         return []
     has_root = any(root.rpartition(".")[2] in text for root in ROOTS)
-    found = (recipes_in(text, path) if has_root else []) or trainer_programs.arguments_in(text, path)
+    found = (recipes_in(text, path) if has_root else []) or programs_in(text, path)
     return [recipe for recipe in found if name in ("", recipe.framework)]
 
 

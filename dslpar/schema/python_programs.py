@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,14 +21,16 @@ from dslpar.language.load_session import parsed
 from dslpar.schema.frameworks import imported_packages
 from dslpar.schema.sections_reader import SECTIONS
 
-TRAINING_ARGUMENTS: Collection[str] = frozenset(
-    {
-        *("TrainingArguments", "Seq2SeqTrainingArguments", "transformers.TrainingArguments", "trl.SFTConfig"),
-        *("SFTConfig", "DPOConfig", "GRPOConfig", "KTOConfig", "ORPOConfig", "CPOConfig", "RewardConfig", "RLOOConfig"),
-        *("OnlineDPOConfig", "NashMDConfig", "XPOConfig", "BCOConfig", "GKDConfig", "PRMConfig"),
-    }
+CLASSES_OF_ARGUMENTS: Sequence[str] = (
+    *("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig", "KTOConfig"),
+    *("ORPOConfig", "CPOConfig", "RewardConfig", "RLOOConfig", "OnlineDPOConfig", "NashMDConfig", "XPOConfig"),
+    *("BCOConfig", "GKDConfig", "PRMConfig"),
 )
 """Classes of transformers (src/transformers/training_args*.py), and those TRL derives (trl/trainer/*_config.py)."""
+TRAINING_ARGUMENTS: Collection[str] = frozenset(
+    f"{package}{name}" for name in CLASSES_OF_ARGUMENTS for package in ("", "transformers.", "trl.")
+)
+"""Names by which programs call these."""
 STARTS: Collection[str] = frozenset(
     {
         *("dslpar.arguments", "dslpar.start", "dslpar.initialize", "dslpar.fit"),
