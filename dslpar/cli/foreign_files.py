@@ -139,8 +139,10 @@ def _of_program(config: Config, found: list[Finding], world_size: int | None, cl
         if made := programs_in(text, config.path):
             names, path = [each.name for each in made], config.path
             shown = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
-            verb = "is" if made[0].is_partial and len(names) == 1 else "are"
-            note = f"this is a Python program, and not a config; its {shown} {verb} linted in its place"
+            note = f"this is a Python program, and not a config; its {shown} are linted in its place"
+            if made[0].framework == "megatron_bridge":
+                what = f"what it changes in its recipe ({shown}) is linted"
+                note = f"this is a Python program of Megatron-Bridge, and not a config; {what}"
             each = (lint_text(text, path, world_size, cluster, recipe=name) for name in names)
             return [*_noted(found, note), *dict.fromkeys(item for items in each for item in items)]
     if program is None or not program.config or not program.is_ours:
@@ -290,8 +292,10 @@ def _is_config_of_others(config: Config) -> bool:
     from dslpar.schema import sections_reader
 
     text = config.sources.get(config.path, "")
+    if config.path.endswith(".py") and sources.programs_in(text, config.path):
+        return True
     if config.path.endswith(".py") and sources.recognise(config, text) in ("", OURS):
-        return bool(sources.programs_in(text, config.path))
+        return False
     # This rule alone: the whole lint follows, of what the file becomes.
     context = Context(config, sections_reader.read(config), forecasts=False)
     return any(True for _ in foreign_config.findings(context)) or _is_json_with_comments(config)

@@ -320,7 +320,9 @@ class Converter:
     @property
     def is_overriding(self) -> bool:
         """Return whether the source overrides another config."""
-        return bool(self.table.overriding) and (self.source.is_partial or self.source.path.endswith(self.table.overriding))
+        return bool(self.table.overriding) and (
+            self.source.is_partial or self.source.path.endswith(self.table.overriding)
+        )
 
     def is_settled(self, to: str) -> bool:
         """Return whether a key of dslpar has a value, or the report asks the author for it."""

@@ -108,7 +108,10 @@ def lint_source(
     found = [
         *_language(source),
         *_missing(source),
-        *_own_checks(_Written(converter, world_size, source.is_partial or source.path.endswith(rules.partial)), rules, source),
+        *_further(source),
+        *_own_checks(
+            _Written(converter, world_size, source.is_partial or source.path.endswith(rules.partial)), rules, source
+        ),
         *_checks_of_section(converter, world_size),
         *_of_dslpar(config, made, rules, world_size, cluster, places),
         *(item for title in titles for item in _unknown_keys(made, title, converter.table.under)),
@@ -142,6 +145,13 @@ def _missing(source: Source) -> Iterator[Finding]:
         yield make_finding(NOT_JUDGED, message, hint, own_location(place, source))._replace(severity="warning")
 
 
+def _further(source: Source) -> Iterator[Finding]:
+    """Yield a note if the run has keys that the source does not show."""
+    if source.is_partial:
+        message = "the run has further keys, which a recipe or the `**` of a call adds: dslpar does not judge these"
+        yield make_finding(NOT_JUDGED, message, "", own_location(source.config.root.location, source))
+
+
 # The dslpar config --------------------------------------------------------------------------------------------------
 
 
@@ -162,7 +172,7 @@ def _config_of(made: Import, places: Mapping[str, Location], rules: Rules) -> Co
     unknown = {key for entry in rules.unknown for key in entry.subject.split()}
     unknown |= {entry.to for entry in made.entries if entry.fate == "needed" and entry.to}
     unknown |= {entry.to for entry in made.entries if entry.fate == "added" and _is_of_dslpar(entry, made)}
-    if any(file.endswith(JSON_ENDINGS) for _, file in made.source.missing):
+    if made.source.unreadable or any(file.endswith(JSON_ENDINGS) for _, file in made.source.missing):
         unknown |= {"zero", "precision"}
     # A key that the source does set is known, although the source usually cannot tell it.
     unknown = {key for key in unknown if not any(f"{each}.".startswith(f"{key}.") for each in places)}

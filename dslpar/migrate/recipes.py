@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import os.path
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -182,6 +183,7 @@ class _Follower:
         """Return the config that a recipe returns: a mapping, empty if it is unknown."""
         if recipe.in_program:  # the function has the module's statements, too
             self.in_program, self.is_partial, self.findings = True, False, []
+            self.constants["__file__"] = Node(os.path.abspath(self.source.path), self.source.location(recipe.node))
         try:
             made = self.call(recipe.node, [], {}, 0)
         except _UnknownError as error:

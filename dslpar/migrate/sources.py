@@ -31,7 +31,8 @@ from dslpar.schema.sections_reader import SECTIONS
 JSON_ENDINGS = (".json", ".hjson")
 TOML = ".toml"
 MEGATRON_BRIDGE = "megatron_bridge"
-HELPERS = {"torchtitan": torchtitan.helpers, MEGATRON_BRIDGE: megatron_bridge.helpers}
+HELPERS = {"torchtitan": torchtitan.helpers, MEGATRON_BRIDGE: megatron_bridge.helpers,
+           trainer_programs.FRAMEWORK: trainer_programs.helpers}  # fmt: skip
 """What well-known functions return that recipes call, by framework: functions of the file and its path."""
 MEGATRON_YAML, _YAML_CFG = "megatron_yaml", "--yaml-cfg"
 DEEPSPEED = "deepspeed"
@@ -274,6 +275,10 @@ def with_section_of_file(source: Source) -> Source:
         return source
     key = next((str(key) for key in source.config.root.value if table.name_of(str(key)) == table.under), table.under)
     node = source.config.root.get(key)
+    for unknown in source.config.unknown & source.places.keys():
+        if table.name_of(unknown) == table.under:  # a program's or a script's
+            reason = (source.places[unknown][1], f"only the run knows what {unknown} is")
+            return source._replace(unreadable=(*source.unreadable, reason))
     if node is None or not isinstance(node.value, str) or not node.value.endswith(JSON_ENDINGS):
         return source
     file = nearest_file(node.value, source.path)

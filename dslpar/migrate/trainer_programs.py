@@ -4,8 +4,8 @@
     training_args.max_steps = 100                                                   # and max_steps
     trainer = SFTTrainer(model="Qwen/Qwen2.5-0.5B", args=training_args)
 
-    cfg = llama3_8b_pretrain_config()                    # a function of megatron.bridge, whose values are not known here
-    cfg.model.tensor_model_parallel_size = 4             # an override, as in a YAML file
+    cfg = llama3_8b_pretrain_config()        # a function of Megatron-Bridge: its values are unknown here
+    cfg.model.tensor_model_parallel_size = 4 # an override, as in a YAML file
 
 Most people write Trainer's settings as keyword arguments and have no config file. Of the program only the statements
 count that change what the config reads, before its call and after it. A value that only the run knows (`args.lr`,
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+import os.path
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from dslpar.language.errors import ConfigError
 from dslpar.language.load_session import parsed
-from dslpar.migrate.recipes import Recipe, changed_by, root_name
+from dslpar.migrate.recipes import Helper, Recipe, changed_by, root_name
 from dslpar.schema.python_programs import CLASSES_OF_ARGUMENTS
 
 FRAMEWORK, _BRIDGE = "training_arguments", "megatron_bridge"
@@ -31,6 +32,20 @@ _RECIPES = "megatron.bridge.recipes"
 _VARIABLE = "_config_"
 """The name that replaces an attribute such as `self.args`."""
 _Made = TypeVar("_Made", bound=ast.AST)
+
+
+def helpers(tree: ast.Module, path: str) -> Mapping[str, Helper]:
+    """Return what Python's functions of paths return: os.path.join(os.path.dirname(__file__), "ds.json")."""
+
+    def joined(args: Sequence[Any], words: Mapping[str, Any]) -> Any:
+        # With one argument it may be str.join.
+        return os.path.join(*args) if len(args) > 1 and all(isinstance(arg, str) for arg in args) else None
+
+    def of_one(function: Callable[[str], str]) -> Helper:
+        return lambda args, words: function(args[0]) if len(args) == 1 and isinstance(args[0], str) else None
+
+    one = {"dirname": os.path.dirname, "abspath": os.path.normpath, "realpath": os.path.normpath}
+    return {"join": joined} | {name: of_one(function) for name, function in one.items()}
 
 
 class _Site(NamedTuple):
@@ -62,15 +77,21 @@ def changed_recipes_in(text: str, path: str) -> list[Recipe]:
     if _RECIPES not in text:
         return []
     tree = _tree(text, path)
-    names = {name for name, package, owner in _imported(tree) if package.startswith(_RECIPES) and owner}
+    names = {name for name, package, owner in _imported(tree) if f"{package}.{owner}.".startswith(f"{_RECIPES}.")}
     found = [
         _recipe(site.statement.value, site, _BRIDGE)
         for site in _sites(tree.body)
-        if isinstance(site.statement, ast.Assign)
+        if isinstance(site.statement, ast.Assign | ast.AnnAssign)
         and isinstance(site.statement.value, ast.Call)
-        and ast.unparse(site.statement.value.func) in names
+        and _is_of(site.statement.value.func, names)
     ]
     return _named(found)
+
+
+def _is_of(func: ast.expr, names: Collection[str]) -> bool:
+    """Return whether a function is imported by one of these names, or is of a module that is; classes are none."""
+    name = ast.unparse(func)
+    return name[name.rfind(".") + 1].islower() and any(f"{name}.".startswith(f"{each}.") for each in names)
 
 
 def _tree(text: str, path: str) -> ast.Module:
