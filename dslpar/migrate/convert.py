@@ -123,7 +123,7 @@ class Converter:
         """Convert the source. The order matters, since an added value must not replace one that a key sets."""
         for place, file in self.source.missing:
             self.note("", needed(f"missing file {file!r}: what it sets is not in the result"), place)
-        for place, reason in self.source.unreadable:
+        for place, reason in (*self.source.unreadable, *self.source.hidden):
             self.note("", needed(f"{reason}: what that file sets is not in the result"), place)
         for leaf in self.leaves:
             self.settle(leaf, self.outcome(leaf))
@@ -194,7 +194,7 @@ class Converter:
         elif self.table.is_open and not close:
             none = f"none of {self.table.title}'s keys, but perhaps the program's own: leave it out"
         elif (section := leaf.key.partition(".")[0]) in self.table.open_sections and (
-            not close or self.is_of_other_class(section)
+            not close or self.is_of_other_class(section) or (self.source.is_partial and not self.is_near(leaf.name))
         ):
             none, close = f"it is of a class of {section} that dslpar does not know: leave it out", ""
         return needed(none + (f"; {close}" if close else ""))
@@ -207,6 +207,10 @@ class Converter:
             ignored = f"{inner.title} ignores top-level keys that it does not know"
             return needed(f"{ignored}; {close}") if close else dead(ignored)
         return needed(f"{inner.title} has no such key" + (f"; {close}" if close else ""))
+
+    def is_near(self, name: str) -> bool:
+        """Return whether a key is a misspelt one: a recipe's own class has further keys, some like those here."""
+        return only_near(name, {row.pattern for row in self.table.rows}) is not None
 
     def is_of_other_class(self, section: str) -> bool:
         """Return whether the source names the class of a section, and its keys are not those that are listed."""

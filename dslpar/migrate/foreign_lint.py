@@ -147,6 +147,9 @@ def _missing(source: Source) -> Iterator[Finding]:
 
 def _further(source: Source) -> Iterator[Finding]:
     """Yield a note if the run has keys that the source does not show."""
+    for place, reason in source.hidden:
+        hint = "write the path in the file"
+        yield make_finding(NOT_JUDGED, f"{reason}: dslpar does not judge its keys", hint, own_location(place, source))
     if source.is_partial:
         message = "the run has further keys, which a recipe or the `**` of a call adds: dslpar does not judge these"
         yield make_finding(NOT_JUDGED, message, "", own_location(source.config.root.location, source))
@@ -172,7 +175,11 @@ def _config_of(made: Import, places: Mapping[str, Location], rules: Rules) -> Co
     unknown = {key for entry in rules.unknown for key in entry.subject.split()}
     unknown |= {entry.to for entry in made.entries if entry.fate == "needed" and entry.to}
     unknown |= {entry.to for entry in made.entries if entry.fate == "added" and _is_of_dslpar(entry, made)}
-    if made.source.unreadable or any(file.endswith(JSON_ENDINGS) for _, file in made.source.missing):
+    if (
+        made.source.unreadable
+        or made.source.hidden
+        or any(file.endswith(JSON_ENDINGS) for _, file in made.source.missing)
+    ):
         unknown |= {"zero", "precision"}
     # A key that the source does set is known, although the source usually cannot tell it.
     unknown = {key for key in unknown if not any(f"{each}.".startswith(f"{key}.") for each in places)}

@@ -51,6 +51,8 @@ class Source(NamedTuple):
     """Location and file of each import whose file is missing."""
     unreadable: tuple[tuple[Location, str], ...] = ()
     """Location of the name of each file that is there and cannot be read, and the reason."""
+    hidden: tuple[tuple[Location, str], ...] = ()
+    """Location of each value that names a file and that only the run knows, and what is said about it."""
     places: Mapping[str, tuple[Location, Location]] = MappingProxyType({})
     """Of a shell script: the locations of each argument's name and of its unknown value, if it has one."""
     is_partial: bool = False
@@ -278,7 +280,7 @@ def with_section_of_file(source: Source) -> Source:
     for unknown in source.config.unknown & source.places.keys():
         if table.name_of(unknown) == table.under:  # a program's or a script's
             reason = (source.places[unknown][1], f"only the run knows what {unknown} is")
-            return source._replace(unreadable=(*source.unreadable, reason))
+            return source._replace(hidden=(reason,))
     if node is None or not isinstance(node.value, str) or not node.value.endswith(JSON_ENDINGS):
         return source
     file = nearest_file(node.value, source.path)

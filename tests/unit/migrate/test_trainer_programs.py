@@ -226,6 +226,20 @@ def test_an_unknown_deepspeed_file_is_told() -> None:
     assert any("only the run knows what --deepspeed is" in item.message for item in found)
 
 
+def test_trls_own_keys_are_no_mistakes() -> None:
+    text = "from trl import CPOConfig\nCPOConfig(alpha=1.0, generation_kwargs={'top_k': 3, 'num_beams': 2})\n"
+    assert "FRN204" not in {item.code for item in lint_text(text, "train.py")}
+
+
+def test_keys_of_a_recipes_own_class_are_no_mistakes() -> None:
+    text = (
+        "from megatron.bridge.recipes.wan import wan\ncfg = wan()\ncfg.dataset.path = 'a'\n"
+        "cfg.model.freeze_audio_model = True\ncfg.model.tensor_model_paralel_size = 2\n"
+    )
+    found = [item for item in lint_text(text, "train.py") if item.code == "FRN204"]
+    assert [item.location.line for item in found] == [5]
+
+
 def test_all_calls_are_linted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "train.py"
     path.write_text(
