@@ -61,7 +61,7 @@ class Recipe(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """What following a recipe gave."""
+    """Config that a recipe returns."""
 
     config: Config
     places: dict[str, tuple[Location, Location]]
@@ -292,17 +292,17 @@ class _Follower:
     def changed(self, statement: ast.Expr, env: dict[str, Node], depth: int) -> None:
         """Follow a call that changes a name's value: `NAME.update(...)` adds keys, and others make it unknown."""
         call = statement.value
-        first = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
-        if isinstance(first, ast.Name) and env[first.id].is_mapping and ast.unparse(call.func).endswith(".update"):
-            whole = ast.Dict([None, None], [first, ast.Call(ast.Name("dict"), [], call.keywords)])
-            whole.keys, whole.values = [None] * (2 + len(call.args)), [first, *call.args, whole.values[1]]
-            try:
-                for part in (whole, whole.values[-1], whole.values[-1].func):
-                    ast.copy_location(part, call)
-                env[first.id] = self.literal(whole, env, depth, self.source.location(call))
-                return
-            except _UnknownError as error:
-                self.note(error)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "update":
+            first = call.func.value
+            if isinstance(first, ast.Name) and env[first.id].is_mapping:
+                words = ast.Call(ast.copy_location(ast.Name("dict"), call), [], call.keywords)
+                parts = [first, *call.args, ast.copy_location(words, call)]
+                whole = ast.copy_location(ast.Dict([None] * len(parts), parts), call)
+                try:
+                    env[first.id] = self.literal(whole, env, depth, self.source.location(call))
+                    return
+                except _UnknownError as error:
+                    self.note(error)
         self.forget(statement, env, "what this call changes is not known")
 
     def effect(self, call: ast.Call, env: dict[str, Node], depth: int) -> None:

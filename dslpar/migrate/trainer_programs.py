@@ -44,8 +44,13 @@ def helpers(tree: ast.Module, path: str) -> Mapping[str, Helper]:
     def of_one(function: Callable[[str], str]) -> Helper:
         return lambda args, words: function(args[0]) if len(args) == 1 and isinstance(args[0], str) else None
 
-    one = {"dirname": os.path.dirname, "abspath": os.path.normpath, "realpath": os.path.normpath}
-    return {"join": joined} | {name: of_one(function) for name, function in one.items()}
+    one: dict[str, Callable[[str], str]] = {
+        "dirname": os.path.dirname,
+        "abspath": os.path.normpath,
+        "realpath": os.path.normpath,
+    }
+    made: dict[str, Helper] = {name: of_one(function) for name, function in one.items()}
+    return made | {"join": joined}
 
 
 class _Site(NamedTuple):
@@ -151,8 +156,10 @@ def _inside(statement: ast.stmt, before: list[ast.stmt], after: list[ast.stmt]) 
         for field in ("body", "orelse", "finalbody"):
             inner = getattr(part, field, None)
             if isinstance(inner, list) and inner:
-                heads = [child for child in ast.iter_child_nodes(part) if not isinstance(child, ast.stmt)]
-                names = [root_name(each) for head in heads for each in changed_by(ast.Expr(head))]
+                children = list(ast.iter_child_nodes(part))
+                heads: list[ast.AST] = [ast.Expr(child) for child in children if isinstance(child, ast.expr)]
+                heads += [child for child in children if isinstance(child, ast.withitem)]
+                names = [root_name(each) for head in heads for each in changed_by(head)]
                 # What a loop's body changes, an earlier round may have changed.
                 names += [root_name(each) for item in (inner if is_loop else ()) for each in changed_by(item)]
                 yield from _sites(inner, [*before, *_forgotten(names, statement)], after, False)
@@ -213,7 +220,8 @@ def _changes(after: Sequence[ast.stmt], target: str, variable: str) -> Iterator[
     for statement in after:
         if any(ast.unparse(each) == target for each in changed_by(statement)):
             return
-        yield statement if target == variable else _Renamed(target, variable).visit(copy.deepcopy(statement))
+        made: ast.stmt = copy.deepcopy(statement)
+        yield statement if target == variable else _Renamed(target, variable).visit(made)  # type: ignore[misc]
 
 
 class _Renamed(ast.NodeTransformer):
