@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from dslpar.core.errors import Finding, Location
 from dslpar.language.errors import ConfigError, finding
 from dslpar.language.load import Config
-from dslpar.language.source import Source, parse
+from dslpar.language.load_session import parsed
 from dslpar.language.tree import Node, Reference
 from dslpar.migrate.unread import UNREAD
 
@@ -81,7 +81,7 @@ class _UnknownError(Exception):
 def recipes_in(text: str, path: str) -> list[Recipe]:
     """Return the recipes of a Python file, in its order; those whose name begins with "_" only if all do."""
     try:
-        tree = parse(Source(path, text))
+        tree = parsed(path, text).tree
     except ConfigError:  # the evaluator reports it
         return []
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -157,8 +157,8 @@ class _Follower:
     """Follows functions of one file."""
 
     def __init__(self, text: str, path: str, helpers: Mapping[str, Helper]) -> None:
-        self.source, self.helpers = Source(path, text), helpers
-        self.tree = parse(self.source)
+        self.helpers = helpers
+        self.source, self.tree, *_ = parsed(path, text)
         self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
         self.findings: list[Finding] = []
         self.in_program = self.is_partial = False

@@ -10,6 +10,7 @@ import ast
 import os.path
 import re
 from collections.abc import Mapping, Sequence, Set
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,8 +19,9 @@ from dslpar.core.errors import Location
 from dslpar.language.errors import ConfigError, finding
 from dslpar.language.finder import LIBAI, OURS, find_absolute, find_config, find_module, home_of_get_config, is_config
 from dslpar.language.load import YAML_ENDINGS, Config
+from dslpar.language.load_session import parsed
 from dslpar.language.source import Source as Text
-from dslpar.language.source import parse, read_source
+from dslpar.language.source import read_source
 from dslpar.language.tree import Node
 from dslpar.linter import check
 from dslpar.migrate import megatron_bridge, torchtitan, trainer_programs
@@ -177,6 +179,7 @@ def merged(source: Source, others: Mapping[str, str]) -> Source:
     return source._replace(config=config)
 
 
+@lru_cache(maxsize=2)  # each of many calls is linted by itself
 def programs_in(text: str, path: str) -> list[Recipe]:
     """Return the configs that a Python program makes: TrainingArguments, or a changed recipe of Megatron-Bridge."""
     return trainer_programs.arguments_in(text, path) or trainer_programs.changed_recipes_in(text, path)
@@ -210,7 +213,7 @@ def recognise(config: Config, text: str) -> str:
 
 def _tree(text: str, path: str) -> ast.Module:
     try:
-        return parse(Text(path, text))
+        return parsed(path, text).tree
     except ConfigError:  # the evaluator reports it
         return ast.Module([], [])
 
