@@ -134,11 +134,17 @@ def _of_program(config: Config, found: list[Finding], world_size: int | None, cl
     program = program_in(text, config.path, ())
     if program is not None and not program.is_ours:
         from dslpar.migrate.foreign_lint import lint_text
-        from dslpar.migrate.trainer_programs import arguments_in
+        from dslpar.migrate.sources import programs_in
 
-        if made := arguments_in(text, config.path):
-            note = f"this is a Python program, and not a config; its {made[0].name} are linted in its place"
-            return [*_noted(found, note), *lint_text(text, config.path, world_size, cluster)]
+        if made := programs_in(text, config.path):
+            names, path = [each.name for each in made], config.path
+            shown = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+            note = f"this is a Python program, and not a config; its {shown} are linted in its place"
+            if made[0].framework == "megatron_bridge":
+                what = f"what it changes in its recipe ({shown}) is linted"
+                note = f"this is a Python program of Megatron-Bridge, and not a config; {what}"
+            each = (lint_text(text, path, world_size, cluster, recipe=name) for name in names)
+            return [*_noted(found, note), *dict.fromkeys(item for items in each for item in items)]
     if program is None or not program.config or not program.is_ours:
         return found
     beside = os.path.join(os.path.dirname(config.path), program.config)
@@ -282,12 +288,14 @@ def _is_config_of_others(config: Config) -> bool:
     from dslpar.language.finder import OURS
     from dslpar.linter.context import Context
     from dslpar.linter.rules.foreign import foreign_config
-    from dslpar.migrate import sources, trainer_programs
+    from dslpar.migrate import sources
     from dslpar.schema import sections_reader
 
     text = config.sources.get(config.path, "")
+    if config.path.endswith(".py") and sources.programs_in(text, config.path):
+        return True
     if config.path.endswith(".py") and sources.recognise(config, text) in ("", OURS):
-        return bool(trainer_programs.arguments_in(text, config.path))
+        return False
     # This rule alone: the whole lint follows, of what the file becomes.
     context = Context(config, sections_reader.read(config), forecasts=False)
     return any(True for _ in foreign_config.findings(context)) or _is_json_with_comments(config)

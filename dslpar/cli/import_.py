@@ -22,9 +22,8 @@ from dslpar.linter.problem import UnknownValueError
 from dslpar.linter.report import text as report_text
 from dslpar.migrate import others, report, writer
 from dslpar.migrate.convert import Import, convert, refused
-from dslpar.migrate.recipes import recipes_in
 from dslpar.migrate.registry import TABLES
-from dslpar.migrate.sources import MERGES, REFUSED, Source, merged, read_text
+from dslpar.migrate.sources import MERGES, REFUSED, Source, merged, read_text, recipes_of
 from dslpar.migrate.table import Epoch
 
 EPILOG = """\
@@ -128,7 +127,7 @@ def _with_others(source: Source, args: argparse.Namespace, parser: argparse.Argu
 def _read(text: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source:
     """Read the text of FILE, of its functions the one that --recipe names."""
     if args.recipe:
-        names = [recipe.name for recipe in recipes_in(text, args.file)] if args.file.endswith(".py") else []
+        names = [recipe.name for recipe in recipes_of(text, args.file)] if args.file.endswith(".py") else []
         if args.recipe not in names:
             has = f"it has {', '.join(names)}" if names else "it has no function that returns a config"
             parser.error(f"--recipe: no function {args.recipe!r} in {args.file}: {has}")

@@ -93,7 +93,7 @@ class Converter:
         self.unread = _unread(source, self.table)
         named |= {leaf.name: leaf.value for leaf, _ in self.unread}
         model_class = "GPT" if model else _model_of(source.config.root, self.table.wrapper)
-        self.defaults = defaults_of(named, self.table.defaults)
+        self.defaults = {} if source.is_partial else defaults_of(named, self.table.defaults)
         silent = {key: default.value for key, default in self.defaults.items()}
         folder = os.path.dirname(source.path)
         self.view = View(named, source.config.names_read, model_class, epoch, silent, folder)
@@ -107,7 +107,8 @@ class Converter:
     def with_autos(self, leaves: Sequence[Leaf]) -> Iterator[Leaf]:
         """Yield the leaves; an "auto" of DeepSpeed's section has the value that the framework fills in, if known."""
         values = {leaf.name: leaf.value for leaf in leaves}
-        silent = {key: default.value for key, default in defaults_of(values, self.table.defaults).items()}
+        defaults = {} if self.source.is_partial else defaults_of(values, self.table.defaults)
+        silent = {key: default.value for key, default in defaults.items()}
         view = View(values, defaults=silent, folder=os.path.dirname(self.source.path))
         for leaf in leaves:
             start = f"{self.table.under}."
@@ -122,7 +123,7 @@ class Converter:
         """Convert the source. The order matters, since an added value must not replace one that a key sets."""
         for place, file in self.source.missing:
             self.note("", needed(f"missing file {file!r}: what it sets is not in the result"), place)
-        for place, reason in self.source.unreadable:
+        for place, reason in (*self.source.unreadable, *self.source.hidden):
             self.note("", needed(f"{reason}: what that file sets is not in the result"), place)
         for leaf in self.leaves:
             self.settle(leaf, self.outcome(leaf))
@@ -193,7 +194,7 @@ class Converter:
         elif self.table.is_open and not close:
             none = f"none of {self.table.title}'s keys, but perhaps the program's own: leave it out"
         elif (section := leaf.key.partition(".")[0]) in self.table.open_sections and (
-            not close or self.is_of_other_class(section)
+            not close or self.is_of_other_class(section) or (self.source.is_partial and not self.is_near(leaf.name))
         ):
             none, close = f"it is of a class of {section} that dslpar does not know: leave it out", ""
         return needed(none + (f"; {close}" if close else ""))
@@ -206,6 +207,10 @@ class Converter:
             ignored = f"{inner.title} ignores top-level keys that it does not know"
             return needed(f"{ignored}; {close}") if close else dead(ignored)
         return needed(f"{inner.title} has no such key" + (f"; {close}" if close else ""))
+
+    def is_near(self, name: str) -> bool:
+        """Return whether a key is a misspelt one: a recipe's own class has further keys, some like those here."""
+        return only_near(name, {row.pattern for row in self.table.rows}) is not None
 
     def is_of_other_class(self, section: str) -> bool:
         """Return whether the source names the class of a section, and its keys are not those that are listed."""
@@ -291,7 +296,7 @@ class Converter:
         for key, why in self.table.wants.items():
             if not (self.is_settled(key) or (self.model and key.startswith("model"))):
                 self.note("", needed(why, key), whole)
-        for key, why in self.table.overrides.items() if self.source.path.endswith(self.table.overriding) else ():
+        for key, why in self.table.overrides.items() if self.is_overriding else ():
             if not (self.is_settled(key) or self.is_written(key)):
                 self.note("", needed(why, key), whole)
         for key, value in self.table.unset.items():
@@ -315,6 +320,13 @@ class Converter:
             self.implied += [(key, item, why, whole) for key, item in made.also.items()]
         elif made.fate == "needed":
             self.note("", needed(f"{why} is {value!r}: {made.why}", made.to), whole)
+
+    @property
+    def is_overriding(self) -> bool:
+        """Return whether the source overrides another config."""
+        return bool(self.table.overriding) and (
+            self.source.is_partial or self.source.path.endswith(self.table.overriding)
+        )
 
     def is_settled(self, to: str) -> bool:
         """Return whether a key of dslpar has a value, or the report asks the author for it."""

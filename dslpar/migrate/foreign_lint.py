@@ -70,12 +70,14 @@ def lint_text(
     name: str = "",
     model: Model | None = None,
     others: Mapping[str, str] = MappingProxyType({}),
+    recipe: str = "",
 ) -> list[Finding]:
     """Return the findings about a source's text; none if its framework is unknown (`name`: the framework, if given).
 
-    `others`: further files of the same run, texts by path, which the framework merges with this one.
+    `others`: further files of the same run, texts by path, which the framework merges with this one. `recipe`: the
+    function, or the arguments of a program, to lint; the first of the file if empty.
     """
-    source = merged(read_text(text, path, name), others)
+    source = merged(read_text(text, path, name, recipe), others)
     if not source.config.complete:
         return refused(source)
     if not source.name and path.endswith(JSON_ENDINGS):
@@ -106,7 +108,10 @@ def lint_source(
     found = [
         *_language(source),
         *_missing(source),
-        *_own_checks(_Written(converter, world_size, source.path.endswith(rules.partial)), rules, source),
+        *_further(source),
+        *_own_checks(
+            _Written(converter, world_size, source.is_partial or source.path.endswith(rules.partial)), rules, source
+        ),
         *_checks_of_section(converter, world_size),
         *_of_dslpar(config, made, rules, world_size, cluster, places),
         *(item for title in titles for item in _unknown_keys(made, title, converter.table.under)),
@@ -140,6 +145,16 @@ def _missing(source: Source) -> Iterator[Finding]:
         yield make_finding(NOT_JUDGED, message, hint, own_location(place, source))._replace(severity="warning")
 
 
+def _further(source: Source) -> Iterator[Finding]:
+    """Yield a note if the run has keys that the source does not show."""
+    for place, reason in source.hidden:
+        hint = "write the path in the file"
+        yield make_finding(NOT_JUDGED, f"{reason}: dslpar does not judge its keys", hint, own_location(place, source))
+    if source.is_partial:
+        message = "the run has further keys, which a recipe or the `**` of a call adds: dslpar does not judge these"
+        yield make_finding(NOT_JUDGED, message, "", own_location(source.config.root.location, source))
+
+
 # The dslpar config --------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +175,11 @@ def _config_of(made: Import, places: Mapping[str, Location], rules: Rules) -> Co
     unknown = {key for entry in rules.unknown for key in entry.subject.split()}
     unknown |= {entry.to for entry in made.entries if entry.fate == "needed" and entry.to}
     unknown |= {entry.to for entry in made.entries if entry.fate == "added" and _is_of_dslpar(entry, made)}
-    if any(file.endswith(JSON_ENDINGS) for _, file in made.source.missing):
+    if (
+        made.source.unreadable
+        or made.source.hidden
+        or any(file.endswith(JSON_ENDINGS) for _, file in made.source.missing)
+    ):
         unknown |= {"zero", "precision"}
     # A key that the source does set is known, although the source usually cannot tell it.
     unknown = {key for key in unknown if not any(f"{each}.".startswith(f"{key}.") for each in places)}

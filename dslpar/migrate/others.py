@@ -6,8 +6,7 @@ from dslpar.core.errors import Finding, Location
 from dslpar.language.tree import Node
 from dslpar.linter import check
 from dslpar.linter.registry import rule_finding
-from dslpar.migrate.sources import JSON_ENDINGS, without_comments
-from dslpar.migrate.trainer_programs import arguments_in
+from dslpar.migrate.sources import JSON_ENDINGS, programs_in, without_comments
 from dslpar.schema import frameworks, other_frameworks
 from dslpar.schema.python_programs import message_of, program_in
 
@@ -27,6 +26,6 @@ def finding_about(text: str, path: str) -> Finding | None:
         message = f"this is a file of {framework.title}, which dslpar cannot convert"
         return rule_finding("CFG128", message, framework.advice, Location(path))
     program = program_in(text, path, ())
-    if program is not None and program.is_certain and not arguments_in(text, path):
+    if program is not None and program.is_certain and not programs_in(text, path):
         return rule_finding("CFG129", *message_of(program, path), program.location)
     return None

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import ast
 import operator
+import os.path
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dslpar.core.errors import Finding, Location
 from dslpar.language.errors import ConfigError, finding
 from dslpar.language.load import Config
-from dslpar.language.source import Source, parse
+from dslpar.language.load_session import parsed
 from dslpar.language.tree import Node, Reference
 from dslpar.migrate.unread import UNREAD
 
@@ -53,6 +54,20 @@ class Recipe(NamedTuple):
     name: str
     framework: str
     node: ast.FunctionDef
+    in_program: bool = False
+    """Whether the function was made of a program's statements: what a name of another file stands for is unknown."""
+    is_partial: bool = False
+    """Whether the config has further keys, which the file does not set."""
+
+
+class Followed(NamedTuple):
+    """Config that a recipe returns."""
+
+    config: Config
+    places: dict[str, tuple[Location, Location]]
+    """Two locations for each key: the key's, and its value's."""
+    is_partial: bool
+    """Whether the config has further keys, whose names nobody knows."""
 
 
 class _UnknownError(Exception):
@@ -66,7 +81,7 @@ class _UnknownError(Exception):
 def recipes_in(text: str, path: str) -> list[Recipe]:
     """Return the recipes of a Python file, in its order; those whose name begins with "_" only if all do."""
     try:
-        tree = parse(Source(path, text))
+        tree = parsed(path, text).tree
     except ConfigError:  # the evaluator reports it
         return []
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -100,8 +115,8 @@ def _framework(node: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef], 
 
 def load_recipe(
     text: str, path: str, recipe: Recipe, others: Sequence[Recipe], helpers: Mapping[str, Helper]
-) -> tuple[Config, dict[str, tuple[Location, Location]]]:
-    """Follow a recipe. Returns the config, and two locations for each of its keys: the key's, and its value's.
+) -> Followed:
+    """Follow a recipe.
 
     Each of the other recipes has a finding, which says how to choose it.
     """
@@ -120,7 +135,7 @@ def load_recipe(
     places: dict[str, tuple[Location, Location]] = {}
     made = _known(root, "", unknown, places)
     config = Config(path, made, tuple(follower.findings), {path: text}, unknown=frozenset(unknown))
-    return config, places
+    return Followed(config, places, recipe.is_partial or follower.is_partial)
 
 
 def _known(node: Node, path: str, unknown: list[str], places: dict[str, tuple[Location, Location]]) -> Node:
@@ -142,14 +157,18 @@ class _Follower:
     """Follows functions of one file."""
 
     def __init__(self, text: str, path: str, helpers: Mapping[str, Helper]) -> None:
-        self.source, self.helpers = Source(path, text), helpers
-        self.tree = parse(self.source)
+        self.helpers = helpers
+        self.source, self.tree, *_ = parsed(path, text)
         self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
         self.findings: list[Finding] = []
+        self.in_program = self.is_partial = False
         self.constants: dict[str, Node] = {}
         for node in self.tree.body:
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 self.constant(node)
+            else:
+                for name in map(root_name, changed_by(node)):
+                    self.constants.pop(name, None)
 
     def constant(self, node: ast.Assign | ast.AnnAssign) -> None:
         """Bind a name of the module, if its value is known."""
@@ -158,10 +177,13 @@ class _Follower:
             try:
                 self.constants[targets[0].id] = self.value(node.value, self.constants, 0)
             except _UnknownError:  # an expression that uses the name says so
-                return
+                self.constants.pop(targets[0].id, None)
 
     def run(self, recipe: Recipe) -> Node:
         """Return the config that a recipe returns: a mapping, empty if it is unknown."""
+        if recipe.in_program:  # the function has the module's statements, too
+            self.in_program, self.is_partial, self.findings = True, False, []
+            self.constants["__file__"] = Node(os.path.abspath(self.source.path), self.source.location(recipe.node))
         try:
             made = self.call(recipe.node, [], {}, 0)
         except _UnknownError as error:
@@ -223,19 +245,18 @@ class _Follower:
         try:
             test = self.value(statement.test, env, depth)
         except _UnknownError as error:
-            for part in (*statement.body, *statement.orelse):
-                self.forget(part, env, error)
+            parts = (*statement.body, *statement.orelse)
+            if depth and any(isinstance(part, ast.Return) for each in parts for part in ast.walk(each)):
+                raise _UnknownError(statement.test, f"the condition of a return is not known ({error.why})") from None
+            for part in parts:
+                self.forget(part, env, f"this is set under a condition that is not known ({error.why})")
             return None
         return self.block(statement.body if test.plain() else statement.orelse, env, depth)
 
-    def forget(self, statement: ast.stmt, env: dict[str, Node], because: _UnknownError) -> None:
-        """Record that what a statement sets is unknown."""
-        for part in ast.walk(statement):
-            targets = part.targets if isinstance(part, ast.Assign) else []
-            targets = [part.target] if isinstance(part, ast.AugAssign | ast.AnnAssign) else targets
-            for target in targets:
-                why = f"this is set under a condition that is not known ({because.why})"
-                self.assign(target, self.unread(target, _UnknownError(target, why)), env)
+    def forget(self, statement: ast.stmt, env: dict[str, Node], why: str) -> None:
+        """Record that what a statement changes is unknown."""
+        for target in changed_by(statement):
+            self.assign(target, self.unread(target, _UnknownError(target, why)), env)
 
     def statement(self, statement: ast.stmt, env: dict[str, Node], depth: int) -> None:
         """Follow a statement that returns nothing."""
@@ -256,14 +277,33 @@ class _Follower:
             except _UnknownError as error:
                 made = self.unread(statement.value, error)
             self.assign(statement.target, made, env)
+        elif isinstance(statement, ast.Expr) and any(root_name(each) in env for each in changed_by(statement)):
+            self.changed(statement, env, depth)
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             self.effect(statement.value, env, depth)
-        elif isinstance(statement, ast.For | ast.While | ast.With | ast.Try | ast.Delete):
+        elif isinstance(statement, ast.For | ast.While | ast.With | ast.Try | ast.Match | ast.Delete):
             why = "what this statement sets is not in the result"
             self.findings.append(
                 finding("CFG010", self.source.location(statement), f"{why}: write it out", "write it out")
             )
+            self.forget(statement, env, "this is set in a loop or a block, which is not followed")
         # Others bind nothing: docstrings, imports, `assert`, `pass`, `raise`.
+
+    def changed(self, statement: ast.Expr, env: dict[str, Node], depth: int) -> None:
+        """Follow a call that changes a name's value: `NAME.update(...)` adds keys, and others make it unknown."""
+        call = statement.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "update":
+            first = call.func.value
+            if isinstance(first, ast.Name) and env[first.id].is_mapping:
+                words = ast.Call(ast.copy_location(ast.Name("dict"), call), [], call.keywords)
+                parts = [first, *call.args, ast.copy_location(words, call)]
+                whole = ast.copy_location(ast.Dict([None] * len(parts), parts), call)
+                try:
+                    env[first.id] = self.literal(whole, env, depth, self.source.location(call))
+                    return
+                except _UnknownError as error:
+                    self.note(error)
+        self.forget(statement, env, "what this call changes is not known")
 
     def effect(self, call: ast.Call, env: dict[str, Node], depth: int) -> None:
         """Follow a call for what it changes: a function of the file may set keys of a config that it is given."""
@@ -291,8 +331,12 @@ class _Follower:
         if not chain or chain[0] not in env:
             error = _UnknownError(target, f"what {ast.unparse(target)} is part of is not known")
             self.note(error)
+            if self.in_program and root_name(target) in env:  # an item whose key nobody knows
+                env[root_name(target)] = self.unread(target)
             return
         level = env[chain[0]]
+        if self.in_program and level.value is UNREAD:
+            return  # it has further keys, whose names nobody knows
         location = self.source.location(target)
         if not level.is_mapping:
             level = env[chain[0]] = Node({}, location)
@@ -388,7 +432,7 @@ class _Follower:
             if found is None or found.value is UNREAD:
                 raise _UnknownError(node, f"{ast.unparse(node)} is not set in this file")
             return found if found.is_mapping else found._replace(location=place)
-        if chain:
+        if chain and not self.in_program:
             return Node(".".join(map(str, chain)), place)
         raise _UnknownError(node, f"{ast.unparse(node)} is not evaluated")
 
@@ -406,6 +450,8 @@ class _Follower:
         helper = self.helpers.get(last)
         if helper is not None:
             return self.helped(node, helper, env, depth, place)
+        if self.in_program and not (name == "dict" or name.endswith(("Arguments", "Config"))):
+            raise _UnknownError(node, f"{name}() is not in this file")
         if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
             return self.value(node.func.value, env, depth)._replace(location=place)  # Bridge.from_hf(...).to_provider()
         if last == "replace" and node.args:
@@ -433,6 +479,7 @@ class _Follower:
                 more = self.value(word.value, env, depth)
             except _UnknownError as error:
                 self.note(error)
+                self.is_partial = True
                 continue
             made |= more.value if more.is_mapping else {}
         return made
@@ -492,6 +539,33 @@ def _chain(node: ast.AST) -> list[str]:
             return []
         node = node.value
     return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else []
+
+
+_CHANGES = ("update", "setdefault", "pop", "popitem", "clear", "append", "extend", "insert", "remove")
+"""Methods of dicts and lists that change them."""
+
+
+def changed_by(statement: ast.AST) -> list[ast.expr]:
+    """Return what a statement, and those within it, bind or change: names, attributes and items."""
+    found: list[ast.expr] = []
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda | ast.comprehension):
+        return found  # it runs when it is called, and its names are its own
+    for part in ast.iter_child_nodes(statement):
+        if isinstance(part, ast.Name | ast.Attribute | ast.Subscript) and not isinstance(part.ctx, ast.Load):
+            found.append(part)
+        else:
+            found += changed_by(part)
+    func = statement.func if isinstance(statement, ast.Call) else None
+    if isinstance(func, ast.Attribute) and func.attr in _CHANGES and root_name(func.value):
+        found.append(func.value)
+    return found
+
+
+def root_name(node: ast.AST) -> str:
+    """Return the first name of `a.b["c"].d`; empty for any other expression."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _loaded(node: ast.expr) -> ast.expr:

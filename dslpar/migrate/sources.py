@@ -10,6 +10,7 @@ import ast
 import os.path
 import re
 from collections.abc import Mapping, Sequence, Set
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,8 +19,9 @@ from dslpar.core.errors import Location
 from dslpar.language.errors import ConfigError, finding
 from dslpar.language.finder import LIBAI, OURS, find_absolute, find_config, find_module, home_of_get_config, is_config
 from dslpar.language.load import YAML_ENDINGS, Config
+from dslpar.language.load_session import parsed
 from dslpar.language.source import Source as Text
-from dslpar.language.source import parse, read_source
+from dslpar.language.source import read_source
 from dslpar.language.tree import Node
 from dslpar.linter import check
 from dslpar.migrate import megatron_bridge, torchtitan, trainer_programs
@@ -31,7 +33,8 @@ from dslpar.schema.sections_reader import SECTIONS
 JSON_ENDINGS = (".json", ".hjson")
 TOML = ".toml"
 MEGATRON_BRIDGE = "megatron_bridge"
-HELPERS = {"torchtitan": torchtitan.helpers, MEGATRON_BRIDGE: megatron_bridge.helpers}
+HELPERS = {"torchtitan": torchtitan.helpers, MEGATRON_BRIDGE: megatron_bridge.helpers,
+           trainer_programs.FRAMEWORK: trainer_programs.helpers}  # fmt: skip
 """What well-known functions return that recipes call, by framework: functions of the file and its path."""
 MEGATRON_YAML, _YAML_CFG = "megatron_yaml", "--yaml-cfg"
 DEEPSPEED = "deepspeed"
@@ -50,8 +53,12 @@ class Source(NamedTuple):
     """Location and file of each import whose file is missing."""
     unreadable: tuple[tuple[Location, str], ...] = ()
     """Location of the name of each file that is there and cannot be read, and the reason."""
+    hidden: tuple[tuple[Location, str], ...] = ()
+    """Location of each value that names a file and that only the run knows, and what is said about it."""
     places: Mapping[str, tuple[Location, Location]] = MappingProxyType({})
     """Of a shell script: the locations of each argument's name and of its unknown value, if it has one."""
+    is_partial: bool = False
+    """Whether the run has further keys that the source does not show: `**config` of a call, a recipe's own keys."""
 
 
 def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
@@ -84,13 +91,13 @@ def read_text(text: str, path: str, name: str = "", recipe: str = "") -> Source:
 
         config = load_toml(text, path)
         return Source(name or recognise(config, ""), path, config)
-    found = _recipes(text, path, name)
+    found = recipes_of(text, path, name)
     if found:
         chosen = next((item for item in found if item.name == recipe), found[0])
         others = () if recipe else [item for item in found if item is not chosen]
         helpers = HELPERS[chosen.framework](_tree(text, path), path) if chosen.framework in HELPERS else {}
-        config, places = load_recipe(text, path, chosen, others, helpers)
-        return with_section_of_file(Source(chosen.framework, path, config, places=places))
+        config, places, is_partial = load_recipe(text, path, chosen, others, helpers)
+        return with_section_of_file(Source(chosen.framework, path, config, places=places, is_partial=is_partial))
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
     config = check.load_text(filled, path, is_pyyaml=True)
     name = name or recognise(config, filled)
@@ -172,12 +179,18 @@ def merged(source: Source, others: Mapping[str, str]) -> Source:
     return source._replace(config=config)
 
 
-def _recipes(text: str, path: str, name: str) -> list[Recipe]:
+@lru_cache(maxsize=2)  # each of many calls is linted by itself
+def programs_in(text: str, path: str) -> list[Recipe]:
+    """Return the configs that a Python program makes: TrainingArguments, or a changed recipe of Megatron-Bridge."""
+    return trainer_programs.arguments_in(text, path) or trainer_programs.changed_recipes_in(text, path)
+
+
+def recipes_of(text: str, path: str, name: str = "") -> list[Recipe]:
     """Return the functions of a Python file that return a config of the framework `name`, or of any."""
     if not path.endswith(".py"):
         return []
     has_root = any(root.rpartition(".")[2] in text for root in ROOTS)
-    found = (recipes_in(text, path) if has_root else []) or trainer_programs.arguments_in(text, path)
+    found = (recipes_in(text, path) if has_root else []) or programs_in(text, path)
     return [recipe for recipe in found if name in ("", recipe.framework)]
 
 
@@ -200,7 +213,7 @@ def recognise(config: Config, text: str) -> str:
 
 def _tree(text: str, path: str) -> ast.Module:
     try:
-        return parse(Text(path, text))
+        return parsed(path, text).tree
     except ConfigError:  # the evaluator reports it
         return ast.Module([], [])
 
@@ -267,6 +280,10 @@ def with_section_of_file(source: Source) -> Source:
         return source
     key = next((str(key) for key in source.config.root.value if table.name_of(str(key)) == table.under), table.under)
     node = source.config.root.get(key)
+    for unknown in source.config.unknown & source.places.keys():
+        if table.name_of(unknown) == table.under:  # a program's or a script's
+            reason = (source.places[unknown][1], f"only the run knows what {unknown} is")
+            return source._replace(hidden=(reason,))
     if node is None or not isinstance(node.value, str) or not node.value.endswith(JSON_ENDINGS):
         return source
     file = nearest_file(node.value, source.path)

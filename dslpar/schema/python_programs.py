@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,14 +21,16 @@ from dslpar.language.load_session import parsed
 from dslpar.schema.frameworks import imported_packages
 from dslpar.schema.sections_reader import SECTIONS
 
-TRAINING_ARGUMENTS: Collection[str] = frozenset(
-    {
-        *("TrainingArguments", "Seq2SeqTrainingArguments", "transformers.TrainingArguments", "trl.SFTConfig"),
-        *("SFTConfig", "DPOConfig", "GRPOConfig", "KTOConfig", "ORPOConfig", "CPOConfig", "RewardConfig", "RLOOConfig"),
-        *("OnlineDPOConfig", "NashMDConfig", "XPOConfig", "BCOConfig", "GKDConfig", "PRMConfig"),
-    }
+CLASSES_OF_ARGUMENTS: Sequence[str] = (
+    *("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig", "KTOConfig"),
+    *("ORPOConfig", "CPOConfig", "RewardConfig", "RLOOConfig", "OnlineDPOConfig", "NashMDConfig", "XPOConfig"),
+    *("BCOConfig", "GKDConfig", "PRMConfig"),
 )
 """Classes of transformers (src/transformers/training_args*.py), and those TRL derives (trl/trainer/*_config.py)."""
+TRAINING_ARGUMENTS: Collection[str] = frozenset(
+    f"{package}{name}" for name in CLASSES_OF_ARGUMENTS for package in ("", "transformers.", "trl.")
+)
+"""Names by which programs call these."""
 STARTS: Collection[str] = frozenset(
     {
         *("dslpar.arguments", "dslpar.start", "dslpar.initialize", "dslpar.fit"),
@@ -43,6 +45,24 @@ STARTS: Collection[str] = frozenset(
     }
 )
 """Functions and classes that programs call, and no config: they start a run, or read a command line."""
+_ARGUMENTS = (
+    "TrainingArguments(...) with keyword arguments, the YAML or JSON file of HfArgumentParser, "
+    "the shell script that starts the program, and DeepSpeed's JSON file"
+)
+READ_OF: Mapping[str, tuple[str, str]] = {
+    "megatron.bridge": (
+        "Megatron-Bridge",
+        "functions that return a ConfigContainer, what a program changes in a recipe "
+        "(cfg = llama3_8b_pretrain_config(); cfg.train.train_iters = 10), and YAML overrides",
+    ),
+    "megatron": ("Megatron-LM", "the shell script that starts the program, with its arguments"),
+    "torchtitan": ("torchtitan", "TOML files, and functions that return a Trainer.Config"),
+    "accelerate": ("Accelerate", "the YAML file that `accelerate config` writes, and DeepSpeed's JSON file"),
+    "trl": ("TRL", _ARGUMENTS),
+    "transformers": ("transformers", _ARGUMENTS),
+    "deepspeed": ("DeepSpeed", "the JSON file that the program gives to deepspeed.initialize"),
+}
+"""Package -> the title of its framework, and what dslpar reads of it."""
 _NAMES_OF_CONFIGS = ("config", "config_file", "cfg")
 _ENDINGS = (".py", ".yaml", ".yml", ".json")
 
@@ -58,6 +78,8 @@ class PythonProgram(NamedTuple):
     """Whether it imports dslpar or ColossalAI, so that dslpar reads its config."""
     config: str = ""
     """The path of its config, if the program names one."""
+    package: str = ""
+    """The framework's package that it imports, of `READ_OF`; empty without one."""
 
 
 def program_in(text: str, path: str, sections: Collection[str]) -> PythonProgram | None:
@@ -81,7 +103,18 @@ def _program_in(text: str, path: str, has_sections: bool) -> PythonProgram | Non
         return None
     is_certain = not isinstance(mark, ast.FunctionDef | ast.ClassDef)
     is_ours = not {"dslpar", "colossalai"}.isdisjoint(imported_packages(text, path))
-    return PythonProgram(source.location(mark), is_certain, is_ours, next(_configs(tree), ""))
+    imported = set(_modules(tree))
+    package = next((each for each in READ_OF if any(f"{name}.".startswith(f"{each}.") for name in imported)), "")
+    return PythonProgram(source.location(mark), is_certain, is_ours, next(_configs(tree), ""), package)
+
+
+def _modules(tree: ast.Module) -> Iterator[str]:
+    """Yield the modules that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
 
 
 def _marks(tree: ast.Module, text: str, has_sections: bool) -> Iterator[ast.AST]:
@@ -117,6 +150,9 @@ def _configs(tree: ast.Module) -> Iterator[str]:
 
 def message_of(program: PythonProgram, path: str) -> tuple[str, str]:
     """Return the message and the help for a program that is given as a config."""
+    if not program.is_ours and program.package:
+        title, read = READ_OF[program.package]
+        return f"this is a Python program of {title}, and not a config", f"of {title}, dslpar reads {read}"
     if not program.is_ours:
         return (
             "this is a Python program, and not a config",

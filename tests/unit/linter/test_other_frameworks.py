@@ -249,6 +249,8 @@ def test_a_program_has_one_finding_that_names_its_config(tmp_path: Path, text: s
     if config:
         expected = str(tmp_path / config) if config != "CONFIG" else config
         assert found.help == f"choose its config: dslpar lint {expected} --program"
+    elif "import deepspeed" in text:
+        assert found.help == "of DeepSpeed, dslpar reads the JSON file that the program gives to deepspeed.initialize"
     else:
         assert found.help == "choose a config, which has sections such as model = dict(...)"
 
