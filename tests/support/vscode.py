@@ -45,6 +45,7 @@ _SETTINGS: Mapping[str, object] = {
     "git.enabled": False,
     "extensions.ignoreRecommendations": True,
     "telemetry.telemetryLevel": "off",
+    "remote.autoForwardPorts": False,
 }
 _WAIT_S = 60
 _KEYS = {"Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowRight": 39, "ArrowDown": 40, "F1": 112, "F2": 113}
@@ -198,6 +199,15 @@ class VSCode:
     def suggestions(self) -> list[str]:
         """Return the labels of the completions that are shown now, in their order."""
         return self.shown(f"{_SUGGESTIONS} .label-name")
+
+    def follow(self, what: str) -> None:
+        """Wait for the completions that an accepted key brings; the editor drops them if it is slow: ask once more."""
+        deadline = time.monotonic() + 10
+        while not self.suggestions() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if not self.suggestions():
+            self.press("Ctrl+ ")
+        self.wait(self.suggestions, what)
 
     def complete(self, label: str) -> None:
         """Choose a completion; the list is open already, or opens as an author asks for it."""

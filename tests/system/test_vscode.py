@@ -153,17 +153,17 @@ class TestInVSCode:
         editor.type("para")
         editor.complete("parallel")
         editor.complete("pipeline")  # a key follows its section, and a value its key, without being asked for
-        editor.wait(editor.suggestions, "sizes")
+        editor.follow("sizes")
         assert editor.suggestions() == ["1", "2", "4", "8", "16", "32", "64", "dict()"]
         editor.complete("2")
         editor.type(", tensor=")
         editor.complete("dict()")
         editor.complete("mode")
-        editor.wait(editor.suggestions, "modes")
+        editor.follow("modes")
         assert editor.suggestions() == ["1d", "2d", "2.5d", "3d", "sequence", "cuboid"]
         editor.complete("1d")
         editor.type(", size=")
-        editor.wait(editor.suggestions, "sizes")
+        editor.follow("sizes")
         assert editor.suggestions() == ["1", "2", "4", "8", "16", "32"]
         editor.complete("4")
         editor.becomes("new.py", COMMENT + "parallel = dict(pipeline=2, tensor=dict(mode='1d', size=4))")
