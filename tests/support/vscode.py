@@ -201,13 +201,19 @@ class VSCode:
         return self.shown(f"{_SUGGESTIONS} .label-name")
 
     def follow(self, what: str) -> None:
-        """Wait for the completions that an accepted key brings; the editor drops them if it is slow: ask once more."""
-        deadline = time.monotonic() + 10
-        while not self.suggestions() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if not self.suggestions():
-            self.press("Ctrl+ ")
-        self.wait(self.suggestions, what)
+        """Wait for the menu of completions; a slow editor drops a request for it: then ask again."""
+        asked = time.monotonic()
+
+        def is_open() -> bool:
+            nonlocal asked
+            if self.shown(".suggest-widget.visible"):
+                return True
+            if time.monotonic() > asked + 5:
+                self.press("Ctrl+ ")
+                asked = time.monotonic()
+            return False
+
+        self.wait(is_open, what)
 
     def complete(self, label: str) -> None:
         """Choose a completion; the list is open already, or opens as an author asks for it."""

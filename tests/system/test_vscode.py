@@ -154,16 +154,19 @@ class TestInVSCode:
         editor.complete("parallel")
         editor.complete("pipeline")  # a key follows its section, and a value its key, without being asked for
         editor.follow("sizes")
+        editor.wait(editor.suggestions, "sizes")
         assert editor.suggestions() == ["1", "2", "4", "8", "16", "32", "64", "dict()"]
         editor.complete("2")
         editor.type(", tensor=")
         editor.complete("dict()")
         editor.complete("mode")
         editor.follow("modes")
+        editor.wait(editor.suggestions, "modes")
         assert editor.suggestions() == ["1d", "2d", "2.5d", "3d", "sequence", "cuboid"]
         editor.complete("1d")
         editor.type(", size=")
         editor.follow("sizes")
+        editor.wait(editor.suggestions, "sizes")
         assert editor.suggestions() == ["1", "2", "4", "8", "16", "32"]
         editor.complete("4")
         editor.becomes("new.py", COMMENT + "parallel = dict(pipeline=2, tensor=dict(mode='1d', size=4))")
@@ -244,7 +247,7 @@ class TestInVSCode:
         assert editor.shown(".codelens-decoration, .squiggly-error, .squiggly-warning") == []
         editor.type("par")
         editor.press("Ctrl+ ")
-        editor.wait(lambda: editor.shown(".suggest-widget.visible"), "completion of words")
+        editor.follow("completion of words")
         assert "pipeline" not in editor.suggestions()
 
     def test_a_missing_server_a_setting_and_a_restart(self, editor: VSCode) -> None:
