@@ -344,10 +344,13 @@ def inlay_hints(ls: ConfigServer, params: types.InlayHintParams) -> list[types.I
     """Show values that follow from the config."""
     made = ls.config(params.text_document.uri)
     document = ls.workspace.get_text_document(params.text_document.uri)
-    return [
-        types.InlayHint(ls.range(document, each.at).end, each.text, tooltip=each.why, padding_left=True)
-        for each in (hints(made) if made is not None else ())
-    ]
+    shown: list[types.InlayHint] = []
+    for each in hints(made) if made is not None else ():
+        at = ls.range(document, each.at).end
+        # An editor leaves no gap: "data 8" and "30.7 of 79.6 GiB" would read as "data 830.7".
+        label = f"· {each.text}" if shown and shown[-1].position == at else each.text
+        shown.append(types.InlayHint(at, label, tooltip=each.why, padding_left=True))
+    return shown
 
 
 @server.feature(types.TEXT_DOCUMENT_CODE_LENS)

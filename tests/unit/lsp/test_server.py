@@ -203,6 +203,20 @@ def test_a_config_is_linted_again_when_a_file_that_it_reads_changes(tmp_path: Pa
     in_editor(tmp_path, use)
 
 
+def test_hints_at_one_place_are_told_apart(tmp_path: Path) -> None:
+    async def use(editor: Editor) -> None:
+        await editor.write("cfg.py", TEXT.replace("world-size=8", "world-size=8 device=h100-80g"))
+        document = types.TextDocumentIdentifier(editor.uri("cfg.py"))
+        whole = types.Range(types.Position(0, 0), types.Position(9, 0))
+        hints = await editor.client.text_document_inlay_hint_async(types.InlayHintParams(document, whole))
+        first, second, *_ = [str(hint.label) for hint in hints or () if hint.position.line == 1]
+        assert first == "data 2"
+        assert second.startswith("· ")
+        assert second.endswith("GiB")
+
+    in_editor(tmp_path, use)
+
+
 def test_completion_explanation_hints_and_fixes(tmp_path: Path) -> None:
     async def use(editor: Editor) -> None:
         client, document = editor.client, types.TextDocumentIdentifier(editor.uri("cfg.py"))
