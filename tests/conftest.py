@@ -22,12 +22,18 @@ from tests.support import cpu_progress_timeout, huge_pages
 signal.signal(
     signal.SIGINT, signal.default_int_handler
 )  # `nohup make test &` ignores SIGINT, and children would inherit that
-settings.register_profile("busy machine", deadline=None)  # two workers share two cores: a pause is no failure
-settings.load_profile("busy machine")
+settings.register_profile("prove", deadline=None)  # two workers share two cores: a pause is no failure
+settings.register_profile("test", settings.get_profile("prove"), derandomize=True)
+settings.load_profile("prove")
 os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores, and a fork must not inherit torch's thread pool
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the same examples at each `make test`, which judges a change; `make prove` draws new ones."""
+    settings.load_profile("test" if config.getoption("markexpr") == "not prove" else "prove")
 
 
 @pytest.hookimpl(hookwrapper=True)

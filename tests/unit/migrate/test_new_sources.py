@@ -186,6 +186,7 @@ def test_a_flavor_is_the_sizes_it_stands_for(
          ("kept", "lr_scheduler.warmup_steps", 20)),
         ("[compile]\nenable = true\n", "compile.enable", ("dropped", "", None)),
         ('[compile]\nenable = true\nbackend = "eager"\n', "compile.backend", ("dropped", "", None)),
+        ("[training]\ncompile = false\n", "training.compile", ("renamed", "train.compile", False)),
         ("[training]\ncompile = true\n[parallelism]\ndata_parallel_shard_degree = -1\n", "training.compile",
          ("dropped", "", None)),
         ("[compile]\nenable = true\n[parallelism]\ndata_parallel_shard_degree = 1\n", "compile.enable",
