@@ -14,9 +14,8 @@
 
 PYTHON ?= python3
 # worksteal gives each worker a run of neighbours: what a module computes once is computed by one worker.
-PYTEST ?= -q -n auto --dist worksteal --durations=20
 # Ranks wait for each other, and guards for time to pass: a worker more than there are cores fills the gaps.
-PROVE_PYTEST ?= $(subst -n auto,-n $(shell expr $$(nproc) + 1),$(PYTEST))
+PYTEST ?= -q -n $(shell expr $$(nproc) + 1) --dist worksteal --durations=20
 CONFIG ?= configs/gpt_3d.py
 VENV := .venv
 BIN := $(VENV)/bin
@@ -80,7 +79,7 @@ test: lint
 	$(IN) python -m tests.support.durations run $(PYTEST)
 
 prove: part-exists lint
-	$(IN) python -m tests.support.prove $(if $(PART),--part $(PART)) $(if $(FRESH),--fresh) $(PROVE_PYTEST)
+	$(IN) python -m tests.support.prove $(if $(PART),--part $(PART)) $(if $(FRESH),--fresh) $(PYTEST)
 
 # Before lint, which takes a minute.
 part-exists: $(STAMP)

@@ -92,10 +92,8 @@ def check(done: Finished, folder: Path) -> None:
     assert done.output.count("step 3/3") == 1
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    ["deepspeed", *(pytest.param(name, marks=pytest.mark.prove) for name in ("openmpi", "torchrun"))],
-)
+@pytest.mark.prove  # `make test` has a fault under `dslpar launch`, and DeepSpeed's launcher on two hosts
+@pytest.mark.parametrize("launcher", ["deepspeed", "openmpi", "torchrun"])
 def test_dslpar_launch(tmp_path: Path, launcher: str) -> None:
     """The program runs in module form, and the printed command line is the one that runs."""
     config = write_config(tmp_path, PIPED + CONFIG)

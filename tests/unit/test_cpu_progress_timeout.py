@@ -33,6 +33,7 @@ def test_a_test_in_which_nothing_happens_is_ended() -> None:
     assert "in test_a_test_in_which_nothing_happens_is_ended" in str(error.value)
 
 
+@pytest.mark.prove  # the tests' own tool, for seconds
 @pytest.mark.usefixtures("quick")
 def test_a_test_that_works_is_not_ended() -> None:
     ends = time.process_time() + 1.5

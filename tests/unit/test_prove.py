@@ -192,6 +192,7 @@ def test_durations_of_the_last_runs(tmp_path: Path) -> None:
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 
 
+@pytest.mark.prove  # the tests' own tool, for seconds
 @pytest.mark.parametrize("workers", sampled(["0", "2"], {"2"}))
 def test_cpu_seconds_of_a_test_are_its_own_and_of_what_it_starts(tmp_path: Path, workers: str) -> None:
     (tmp_path / "test_it.py").write_text(

@@ -104,6 +104,7 @@ def test_steps_are_the_same(case: str) -> None:
         assert bool(ahead) == on
 
 
+@pytest.mark.prove  # `make test` has test_steps_are_the_same
 def test_a_weight_that_is_gathered_before_it_is_there_is_detected() -> None:
     """The prefetch is across layers, and each waits for its own weights when it begins."""
     found = on_ranks(4, steps, "ZeRO 1, gathers overlap", False, init="deepspeed")

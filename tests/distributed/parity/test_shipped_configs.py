@@ -30,6 +30,7 @@ def job_of(path: str) -> Job:
     raise AssertionError(f"{path} is legal in no world: {checked.findings}")
 
 
+@pytest.mark.prove  # `make test` trains two of them: tests/system/test_example_configs.py
 @pytest.mark.parametrize(
     "path", [pytest.param(path, marks=[] if path == DAILY else pytest.mark.prove) for path in CONFIGS]
 )

@@ -37,6 +37,7 @@ def test_the_page_has_all_classes() -> None:
     assert sorted([*DERIVED, *refused]) == sorted(derive_all.classes())
 
 
+@pytest.mark.prove  # `make test` has the other policies that are derived
 @pytest.mark.parametrize("name", sampled(["NanoChatForCausalLM", "DeepseekV2ForCausalLM"], {"NanoChatForCausalLM"}))
 def test_norms_without_weights_and_latents_are_exact(name: str) -> None:
     (row,) = derive_all.rows([name])

@@ -93,6 +93,7 @@ def whole() -> dict[str, dict[str, Tensor]]:
     return {name: by_kind[case.mask, case.kv_groups] for name, case in CASES.items()}
 
 
+@pytest.mark.prove  # `make test` has layouts with a context: tests/properties/layouts, tests/distributed/layers
 @pytest.mark.minutes(8)
 @pytest.mark.parametrize("world", sampled(worlds(), set(SAMPLE)))
 def test_attention_is_that_of_one_process(world: str, whole: dict[str, dict[str, Tensor]]) -> None:

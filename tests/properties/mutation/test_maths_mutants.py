@@ -45,6 +45,7 @@ def test_every_mutant_is_another_function_that_knows_its_names() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.prove  # the kill matrix alone asks for it
 def test_every_mutant_can_be_told_when_it_is_met() -> None:
     functions = [function for function, _ in met_by(all_mutants())]
     assert len(functions) == len({(mutant.module, mutant.function) for mutant in all_mutants()})
