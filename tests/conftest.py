@@ -18,18 +18,24 @@ import pytest
 from hypothesis import settings
 
 from tests.support import cpu_progress_timeout, huge_pages
-from tests.support.sampling import ROWS_OF_PROVE, leave_to_prove
+from tests.support.sampling import rows_of_prove
 
 signal.signal(
     signal.SIGINT, signal.default_int_handler
 )  # `nohup make test &` ignores SIGINT, and children would inherit that
-settings.register_profile("prove", deadline=None)  # two workers share two cores: a pause is no failure
+# Workers share the cores: a pause is no failure. Where CI is set, Hypothesis would draw the same examples in both.
+settings.register_profile("prove", deadline=None, derandomize=False)
 settings.register_profile("test", settings.get_profile("prove"), derandomize=True)
 settings.load_profile("prove")
 os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores, and a fork must not inherit torch's thread pool
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of programs that choose among rows."""
+    parser.addoption("--all-rows", action="store_true", help="also run the rows listed in rows_of_prove.txt")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,11 +60,10 @@ def pytest_collection() -> Generator[None, None, None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave listed rows to prove. Run tests that take minutes first: at the end, workers would wait for one of them."""
-    if not config.pluginmanager.has_plugin("tests.support.reach"):  # which measures these rows, too
-        listed = [line for line in ROWS_OF_PROVE.read_text().splitlines() if not line.startswith("#")]
-        missing = leave_to_prove(items, listed)
-        if missing and not any("::" in arg for arg in config.args):
-            raise pytest.UsageError(f"no row {missing[0]} is left: delete its line in {ROWS_OF_PROVE}")
+    left = frozenset() if config.getoption("all_rows") else rows_of_prove()
+    for item in items:
+        if item.nodeid in left:
+            item.add_marker("prove")
     items.sort(key=_minutes, reverse=True)
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support import reach
 from tests.support.paths import ROOT
 from tests.support.reach import Measured, choose
-from tests.support.sampling import leave_to_prove
+from tests.support.sampling import rows_of_prove
 
 CPU_S = {"a.py::t[1]": 0.4, "a.py::t[2]": 0.5, "a.py::t[3]": 0.6, "a.py::t[4]": 0.1, "a.py::one": 3.0}
 
@@ -47,29 +47,22 @@ def test_a_table_whose_rows_differ_in_data_is_left_alone(monkeypatch: pytest.Mon
     assert choose(measured(), CPU_S) == []
 
 
-class _Item:
-    def __init__(self, nodeid: str) -> None:
-        self.nodeid, self.marks = nodeid, list[str]()
-
-    def add_marker(self, name: str) -> None:
-        self.marks.append(name)
-
-
-def test_listed_rows_are_marked_and_lines_without_a_row_are_told() -> None:
-    items = [_Item("a.py::t[1]"), _Item("a.py::t[2]")]
-    missing = leave_to_prove(items, ["a.py::t[2]", "a.py::t[3]", "not_collected.py::t[1]"])  # type: ignore[arg-type]
-    assert [item.marks for item in items] == [[], ["prove"]]
-    assert missing == ["a.py::t[3]"]
-
-
 @pytest.mark.prove  # it starts pytest
 def test_forked_ranks_are_measured_and_programs_are_noticed(tmp_path: Path) -> None:
     tests = "tests/distributed/collectives/test_collectives.py", "tests/unit/cli/test_completion.py"
     command = [sys.executable, "-m", "tests.support.reach", "measure", "-n", "1", *tests]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "REACH_FOLDER": str(tmp_path)}, check=True, timeout=600)
     found = Measured(*pickle.loads((tmp_path / "measured.pickle").read_bytes()))
-    ranks = [test for test in found.reached if test.startswith(tests[0])]
+    ranks = [test for test in found.reached if test.startswith(f"{tests[0]}::test_values_and_objects")]
     files = {found.branches[branch][0] for test in ranks for branch in found.reached[test]}
     assert str(ROOT / "dslpar/distributed/collectives.py") in files
     assert found.starts_programs
     assert not found.starts_programs.intersection(ranks)
+
+
+@pytest.mark.prove  # it collects all tests
+def test_every_listed_row_is_there() -> None:
+    """Otherwise run `python -m tests.support.reach choose`, or delete its line."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "prove", "tests"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=600)
+    assert rows_of_prove() - set(done.stdout.splitlines()) == set()

@@ -277,7 +277,6 @@ def test_the_light_install_lists_runs(light: Path, tmp_path: Path) -> None:
     assert [each["checkpoint"] for each in json.loads(ran.stdout)] == ["step_000007"]
 
 
-@pytest.mark.prove  # `make test` checks, plans and converts in the same install
 def test_what_the_light_install_lacks_is_said_in_one_line(light: Path, tmp_path: Path) -> None:
     shutil.copy(ROOT / "configs/gpt_3d.py", tmp_path)
     (tmp_path / "corpus.txt").write_text("text")

@@ -39,7 +39,7 @@ from tests.support.runs import start
 
 OP = "ZeRO 1, DeepSpeedCPUAdam"
 EACH_TIME = ("ZeRO 2, bf16", "ZeRO 3, bf16", "pipeline, tied, ZeRO 1, bf16, offloaded")
-"""Programs of `make test`: stages 1 to 3, both executors, and most patches; `make prove` trains all."""
+"""Programs of `make test`: stages 1 to 3, both executors, and four patches; `make prove` trains all."""
 REST = tuple(name for name in PROGRAMS if name not in (OP, *EACH_TIME))
 
 

@@ -241,7 +241,6 @@ def _of_zero_2(dtype: str, accumulation: int, vocab: int, length: int) -> tuple[
     return max(found["backwards"] for found in on_ranks(2, _held, made, init="deepspeed")), workload(made)
 
 
-@pytest.mark.prove  # `make test` has all states: test_states_and_buffers_are_those_that_are_forecast
 @pytest.mark.parametrize("dtype", sampled(("fp32", "bf16"), {"bf16"}))
 def test_a_loss_finds_the_buckets_of_zero_2_that_the_backward_before_it_left(dtype: str) -> None:
     """A step with many logits peaks there, and not when most buckets are filled."""

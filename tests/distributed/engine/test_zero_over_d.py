@@ -150,7 +150,6 @@ def test_m21_deepspeed_still_averages_over_a_context_at_zero_3() -> None:
 # ---- memory and traffic of ranks ----
 
 
-@pytest.mark.prove  # `make test` has the steps, and a resume on another layout
 @pytest.mark.parametrize(("stage", "dtype"), sampled([(1, "bf16"), (2, "bf16"), (3, "fp32")], {(1, "bf16")}))
 def test_states_are_sharded_over_d(stage: int, dtype: str) -> None:
     keys = {"reduce_bucket_size": 40_000} | ({"stage3_param_persistence_threshold": 500} if stage == 3 else {})

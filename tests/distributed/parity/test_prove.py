@@ -69,7 +69,6 @@ def test_a_resume_on_another_layout_is_proved() -> None:
     assert [run.axes for run in proof.runs] == ["data 2, y 2", "pipe 2"]
 
 
-@pytest.mark.prove  # `make test` has test_a_resume_on_another_layout_is_proved
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
 def test_a_resume_with_other_micro_batches_is_proved_of_a_model_with_batch_norms() -> None:
     """Statistics are per micro-batch, which is smaller in a pipeline: one process uses each layout's micro-batches."""
@@ -271,7 +270,6 @@ def test_a_step_without_gradients_is_refused() -> None:
     assert "all gradients of the first step are zero" in proof.findings[0].message
 
 
-@pytest.mark.prove  # `make test` has tests/distributed/models/test_moco.py
 def test_the_momentum_encoder_of_a_rank_that_has_all_of_it_moves_once() -> None:
     """Alone in its group, ZeRO 3 keeps the full weight and the rank's part of it in the same memory."""
     proof = prove(job(family="MoCo", mode="1d 2", zero=3))

@@ -15,8 +15,6 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 FOLDERS = ("configs", "configs/libai", "examples/plans")
 CONFIGS = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))
-DAILY = "configs/gpt_long.py"
-"""Context parallelism beside tensor ranks, with recomputation in parts."""
 
 
 def job_of(path: str) -> Job:
@@ -31,9 +29,7 @@ def job_of(path: str) -> Job:
 
 
 @pytest.mark.prove  # `make test` trains two of them: tests/system/test_example_configs.py
-@pytest.mark.parametrize(
-    "path", [pytest.param(path, marks=[] if path == DAILY else pytest.mark.prove) for path in CONFIGS]
-)
+@pytest.mark.parametrize("path", CONFIGS)
 def test_a_shipped_config_is_proved(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     job = job_of(path)

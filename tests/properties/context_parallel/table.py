@@ -57,7 +57,3 @@ def cuboid(beside: str, size: int, impl: str) -> TensorMesh:
 def worlds() -> dict[str, tuple[str, int]]:
     """Return name -> (tensor mode beside the context, ranks of the context)."""
     return {f"context {size}, {beside}": (beside, size) for size, beside in product(SIZES, BESIDE)}
-
-
-SAMPLE = ("context 4, alone",)
-"""Sample of `make test`: a hybrid with rings and exchanges. The covering array of layouts also shards tokens over y."""

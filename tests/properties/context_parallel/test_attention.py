@@ -16,7 +16,6 @@ from tests.properties.context_parallel.table import (
     HEADS,
     HIDDEN,
     IMPLS,
-    SAMPLE,
     SAMPLES,
     TOKENS,
     Case,
@@ -24,7 +23,6 @@ from tests.properties.context_parallel.table import (
     worlds,
 )
 from tests.support.ranks import on_ranks
-from tests.support.sampling import sampled
 
 TOLERANCE = 1e-12
 """Relative to max|b|: sums of some hundred terms, each rounded by 1e-16."""
@@ -95,7 +93,7 @@ def whole() -> dict[str, dict[str, Tensor]]:
 
 @pytest.mark.prove  # `make test` has layouts with a context: tests/properties/layouts, tests/distributed/layers
 @pytest.mark.minutes(8)
-@pytest.mark.parametrize("world", sampled(worlds(), set(SAMPLE)))
+@pytest.mark.parametrize("world", worlds())
 def test_attention_is_that_of_one_process(world: str, whole: dict[str, dict[str, Tensor]]) -> None:
     beside, size = worlds()[world]
     ranks = cuboid(beside, size, "ring").size

@@ -1,1 +1,1 @@
-"""Promise 1 as covering arrays, each row proved: `make test` covers pairs of levels, `make prove` triples."""
+"""Promise 1 as covering arrays, each row proved: `make test` covers the levels, `make prove` pairs and triples."""

@@ -73,7 +73,7 @@ def _tests(args: argparse.Namespace, mutants: Sequence[Mutant]) -> int:
     if not args.summary:
         os.chdir(ROOT)
         run = Matrix(mutants, results, every=args.all, most=args.most, only_record=args.record)
-        options = ["-qq", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
+        options = ["--all-rows", "-qq", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
         # This program has imported what some plugins of pytest would rewrite.
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
         status = int(pytest.main([*options, *(args.tests or TESTS)], plugins=[run]))

@@ -68,7 +68,7 @@ def test_nanotron_s_panels(tmp_path: Path, pipe: int, tensor: int, keep: str) ->
     assert run(tmp_path, pp=pipe, tp=tensor, dp=1).mesh.tensor.keep == keep
 
 
-@pytest.mark.prove  # the forecast of all published runs
+@pytest.mark.prove  # it forecasts all published runs: a score, and no run is lost with it
 @needs_data
 def test_scores_reach_what_was_asked() -> None:
     runs = read(DATA / "published_runs.csv")

@@ -190,7 +190,6 @@ def _data() -> forecast.Data:
     return forecast.load(forecast.DATA)
 
 
-@pytest.mark.prove  # the forecast of all published runs
 @needs_data
 def test_all_scored_rows_are_workloads_and_folds_keep_sets_together() -> None:
     data = _data()

@@ -60,7 +60,7 @@ assert again.problems == [] and again.operations == first.operations
 """
 
 
-@pytest.mark.prove  # it starts torch's compiler
+@pytest.mark.prove  # it starts torch's compiler, and a mistake would make a dry run slow
 def test_the_compiler_is_not_imported_and_works_afterwards() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -103,7 +103,7 @@ def test_the_host_holds_what_is_offloaded() -> None:
     assert host_bytes(inputs, 0) == 4 * 2048 * 1024 * 2
 
 
-@pytest.mark.prove  # of all published runs; `make test` has the effects one by one
+@pytest.mark.prove  # it reads all published runs; above are the effects one by one
 @pytest.mark.skipif(
     not os.path.exists(os.path.join(DATA, "published_runs_new_stacks.csv")),
     reason="others' measured runs lie in ../shared/data, which is not here",

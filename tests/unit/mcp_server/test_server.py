@@ -318,7 +318,7 @@ def test_prove_lints_below_the_root_first(root: Path) -> None:
     session(root, use, "--allow-prove")
 
 
-@pytest.mark.prove  # it waits for real proofs
+@pytest.mark.prove  # it waits for real proofs, and a mistake would keep an agent waiting
 def test_a_proof_ends_with_its_time_and_with_its_call(root: Path) -> None:
     path = f"slow_{os.getpid()}.py"
     (root / path).write_text(CONFIG)
