@@ -267,7 +267,7 @@ class Parallel(TypedDict, total=False):
 class TextData(TypedDict, total=False):
     """Text for next-token prediction: by default the source of Python's standard library, byte by byte."""
 
-    type: Literal["text"]
+    type: Literal["text"] | None
     seq_len: int | None
     """Tokens per sample; left out: the model's max_seq_len."""
     files: Sequence[str] | None
@@ -443,7 +443,7 @@ class BlendData(TypedDict, total=False):
 class AdamW(TypedDict, total=False):
     """AdamW, torch's implementation."""
 
-    type: Literal["AdamW"]
+    type: Literal["AdamW"] | None
     lr: float | None
     """Peak learning rate."""
     weight_decay: float | None
@@ -506,42 +506,42 @@ class Zero(TypedDict, total=False):
     """Sharded state: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters."""
     overlap_param_gather: bool | None
     """ZeRO 1 and 2: gather the updated weights during the next forward, not before it."""
-    allgather_bucket_size: float
-    allgather_partitions: bool
-    compute_grad_norm: bool
-    contiguous_gradients: bool
-    elastic_checkpoint: bool
-    enable_sanity_checks: bool
-    ignore_unused_parameters: bool
-    leaf_module: dict[str, Any] | str
-    legacy_stage1: bool
-    load_from_fp32_weights: bool
-    log_trace_cache_warnings: bool
-    memory_efficient_linear: bool
-    offload_optimizer: dict[str, Any] | str
-    offload_param: dict[str, Any] | str
-    overlap_comm: bool
-    override_module_apply: bool
-    parameter_alignment: bool
-    pipeline_loading_checkpoint: bool
-    reduce_bucket_size: float
-    reduce_scatter: bool
-    round_robin_gradients: bool
-    save_muon_momentum_buffer_in_memory: bool
-    stage3_allgather_sequential: bool
-    stage3_gather_16bit_weights_on_model_save: bool
-    stage3_max_live_parameters: float
-    stage3_max_reuse_distance: float
-    stage3_model_persistence_threshold: float
-    stage3_param_persistence_threshold: float
-    stage3_prefetch_bucket_size: float
-    stage3_use_all_reduce_for_fetch_params: bool
-    sub_group_size: float
-    use_multi_rank_bucket_allreduce: bool
-    zero_hpz_partition_size: float
-    zero_quantized_gradients: bool
-    zero_quantized_nontrainable_weights: bool
-    zero_quantized_weights: bool
+    allgather_bucket_size: float | None
+    allgather_partitions: bool | None
+    compute_grad_norm: bool | None
+    contiguous_gradients: bool | None
+    elastic_checkpoint: bool | None
+    enable_sanity_checks: bool | None
+    ignore_unused_parameters: bool | None
+    leaf_module: dict[str, Any] | str | None
+    legacy_stage1: bool | None
+    load_from_fp32_weights: bool | None
+    log_trace_cache_warnings: bool | None
+    memory_efficient_linear: bool | None
+    offload_optimizer: dict[str, Any] | str | None
+    offload_param: dict[str, Any] | str | None
+    overlap_comm: bool | None
+    override_module_apply: bool | None
+    parameter_alignment: bool | None
+    pipeline_loading_checkpoint: bool | None
+    reduce_bucket_size: float | None
+    reduce_scatter: bool | None
+    round_robin_gradients: bool | None
+    save_muon_momentum_buffer_in_memory: bool | None
+    stage3_allgather_sequential: bool | None
+    stage3_gather_16bit_weights_on_model_save: bool | None
+    stage3_max_live_parameters: float | None
+    stage3_max_reuse_distance: float | None
+    stage3_model_persistence_threshold: float | None
+    stage3_param_persistence_threshold: float | None
+    stage3_prefetch_bucket_size: float | None
+    stage3_use_all_reduce_for_fetch_params: bool | None
+    sub_group_size: float | None
+    use_multi_rank_bucket_allreduce: bool | None
+    zero_hpz_partition_size: float | None
+    zero_quantized_gradients: bool | None
+    zero_quantized_nontrainable_weights: bool | None
+    zero_quantized_weights: bool | None
 
 
 class Precision(TypedDict, total=False):

@@ -9,7 +9,7 @@ lr_scheduler) depend on its `type`; your own class, with a dot in its name, take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
@@ -123,9 +123,14 @@ def _described(made: Schema, cls: type, field: Field[Any]) -> Schema:
     return made
 
 
+def _or_null(made: Schema) -> Schema:
+    """Allow null, which leaves a key out."""
+    return {"anyOf": [made, {"type": "null"}]}
+
+
 def _or_nothing(made: Schema, field: Field[Any]) -> Schema:
     """Allow null for a key that may be left out."""
-    return made if is_required(field) else {"anyOf": [made, {"type": "null"}]}
+    return made if is_required(field) else _or_null(made)
 
 
 def _field(cls: type, field: Field[Any]) -> Schema:
@@ -149,7 +154,7 @@ def _section(field: Field[Any], extra: Callable[[], Mapping[str, str]] | None = 
     classes = classes_of(field)
     whole = _object(classes[0]) if len(classes) == 1 else {"type": "object"}
     if extra is not None:
-        whole = _with(whole, {name: _deepspeed(kind) for name, kind in extra().items()})
+        whole = _with(whole, _of_deepspeed(extra()))
     if str(field.type).startswith("tuple["):
         return {"anyOf": [whole, _list_of(whole)]}
     short = next((name for name in map(shorthand_of, classes) if name), "")
@@ -182,6 +187,10 @@ def _with(made: Schema, names: Mapping[str, Schema]) -> Schema:
     return made | {"properties": {**made["properties"], **names}, "additionalProperties": False}
 
 
+def _of_deepspeed(types: Mapping[str, str]) -> dict[str, Schema]:
+    return {name: _or_null(_deepspeed(kind)) for name, kind in types.items()}
+
+
 def _deepspeed(kind: str) -> Schema:
     if kind in TYPES:
         return type_schema(kind)
@@ -189,10 +198,10 @@ def _deepspeed(kind: str) -> Schema:
         short, below = deepspeed_policy.TABLES[kind]
         whole: Schema = {
             "type": "object",
-            "properties": {name: _deepspeed(each) for name, each in below.items()},
+            "properties": _of_deepspeed(below),
             "additionalProperties": False,
         }
-        return {"anyOf": [whole, whole["properties"][short], {"type": "null"}]} if short else whole
+        return {"anyOf": [whole, whole["properties"][short]]} if short else whole
     return {}
 
 
@@ -203,7 +212,13 @@ def _of_types(named: Mapping[str, Schema], default: str = "", others: bool = Tru
     """Return the schema of a section whose `type` selects its keys; `others`: a dotted name selects any."""
     rows = []
     for name, made in named.items():
-        whole = {**made, "properties": {"type": {"const": name}, **made["properties"]}}
+        whole = {
+            **made,
+            "properties": {
+                "type": {"enum": [name, None]} if name == default else {"const": name},
+                **made["properties"],
+            },
+        }
         required = [each for each in made.get("required", []) if each != "type"]
         rows.append(whole | {"required": [*required, *([] if name == default else ["type"])]})
     if others:
@@ -245,20 +260,22 @@ def _lr_scheduler() -> Schema:
     }
     for name, row in LR_SCHEDULERS.items():
         if not row.refused:
-            named[name] = _arguments(row.args, {}) | ({"required": list(row.required)} if row.required else {})
+            named[name] = _arguments(row.args, {}, row.required)
     return _of_types(named, default="constant")
 
 
-def _arguments(types: Mapping[str, str], known: Mapping[str, Schema]) -> Schema:
-    properties = {name: known.get(name) or _deepspeed(kind) for name, kind in types.items()}
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+def _arguments(types: Mapping[str, str], known: Mapping[str, Schema], required: Collection[str] = ()) -> Schema:
+    made = {name: known.get(name) or _deepspeed(kind) for name, kind in types.items()}
+    properties = {name: each if name in required else _or_null(each) for name, each in made.items()}
+    whole = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**whole, "required": list(required)} if required else whole
 
 
 def _precision() -> Schema:
     """Return the schema of precision, whose keys of DeepSpeed's depend on the dtype."""
     whole, rows = _object(sections.Precision), []
     for dtype, extra in (("fp32", {}), ("bf16", deepspeed_policy.BF16), ("fp16", deepspeed_policy.FP16)):
-        row = _with(whole, {name: _deepspeed(kind) for name, kind in extra.items()})
+        row = _with(whole, _of_deepspeed(extra))
         row["properties"] = {**row["properties"], "dtype": {"enum": [dtype, None] if dtype == "fp32" else [dtype]}}
         rows.append(row | {"required": [] if dtype == "fp32" else ["dtype"]})
     return {"anyOf": [*rows, type_schema("DType")]}

@@ -87,13 +87,13 @@ def _class(cls: type) -> str:
     if cls in NAMES:
         kind = f"Literal[{NAMES[cls]!r}]"
         default = NAMES[cls] in ("AdamW", "text")
-        lines.append(f"    type: {kind if default else f'Required[{kind}]'}")
+        lines.append(f"    type: {f'{kind} | None' if default else f'Required[{kind}]'}")
     aliases = set(aliases_of(cls).values())
     for field in fields(cls):
         name = WRITTEN_AS.get(field.name, field.name)
         if name == "*":
             if cls is sections.Zero:
-                lines += [f"    {key}: {_deepspeed(kind)}" for key, kind in _extra_of_zero().items()]
+                lines += [f"    {key}: {_deepspeed(kind)} | None" for key, kind in _extra_of_zero().items()]
             continue
         made = _type(field)
         needed = is_required(field) and field.name not in aliases

@@ -17,6 +17,9 @@ from dslpar.linter import check
 from dslpar.linter.config_files import is_config
 from dslpar.provenance.json_schema import schema, type_schema
 from dslpar.provenance.reference import rows
+from dslpar.schema import deepspeed_policy
+from dslpar.schema.torch_optimizers import OPTIMIZERS
+from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 from dslpar.schema.types import TYPES
 from tests.support.paths import ROOT
 
@@ -104,6 +107,39 @@ def test_keys_and_types_are_those_of_lint(keys: list[str], values: list[Any], mi
         assert [error.message for error in VALIDATOR.iter_errors(config)] == [], text
     if "CFG101" in wrong:
         assert not VALIDATOR.is_valid(config), [item.message for item in found]
+
+
+_OF_PRECISION = {"bf16": deepspeed_policy.BF16, "fp16": deepspeed_policy.FP16}
+NULLS: list[tuple[str, Any]] = [
+    *((f"precision.{key}", {"dtype": dtype}) for dtype, keys in _OF_PRECISION.items() for key in keys),
+    *((f"optimizer.{key}", {"type": name, "lr": 0.1}) for name, row in OPTIMIZERS.items() for key in row.args),
+    *((f"lr_scheduler.{key}", {"type": name}) for name, row in LR_SCHEDULERS.items() for key in row.args),
+    *((f"zero.{name}.{key}", {}) for name, (_, below) in deepspeed_policy.TABLES.items() for key in below),
+    *((key, {}) for key in KEYS if not key.startswith(("model.", "precision."))),
+]
+"""(a key, what its section holds beside it)."""
+
+
+def test_null_leaves_out_each_key_that_may_be_left_out() -> None:
+    differ, passed = [], 0
+    for key, beside in NULLS:
+        section, *below, name = key.split(".") if "." in key else ("", key)
+        inner = {name: None}
+        for part in reversed(below):
+            inner = {part: inner}
+        whole = {section: {**beside, **inner}} if section else inner
+        text = json.dumps({"model": GPT, **whole})
+        errors = [item for item in check.lint(check.load_text(text, "cfg.json")) if item.severity == "error"]
+        differ += [text] * (not errors and not VALIDATOR.is_valid(json.loads(text)))
+        passed += not errors
+    assert differ == []
+    assert passed > 200, "the others have errors of another kind"
+
+
+def test_null_in_place_of_what_a_scheduler_needs_is_refused() -> None:
+    config = {"model": GPT, "lr_scheduler": {"type": "StepLR", "step_size": None}}
+    assert [item.code for item in check.lint(check.load_text(json.dumps(config), "cfg.json"))][:1] == ["CFG104"]
+    assert not VALIDATOR.is_valid(config)
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
