@@ -2,7 +2,7 @@
 
 @pytest.mark.parametrize("layout", sampled(LAYOUTS, {"1d-2", "2d-4"}))
 
-Rows that reach nothing that other tests do not reach are listed in `ROWS_OF_PROVE`, by `tests.support.reach`.
+`tests.support.coverage_by_test` lists the rows that reach nothing that other tests do not reach: `rows_of_prove`.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import reach
+from tests.support import coverage_by_test
+from tests.support.coverage_by_test import Measured, choose
 from tests.support.paths import ROOT
-from tests.support.reach import Measured, choose
 from tests.support.sampling import rows_of_prove
 
 CPU_S = {"a.py::t[1]": 0.4, "a.py::t[2]": 0.5, "a.py::t[3]": 0.6, "a.py::t[4]": 0.1, "a.py::one": 3.0}
@@ -43,15 +43,15 @@ def test_each_value_of_an_argument_stays() -> None:
 
 
 def test_a_table_whose_rows_differ_in_data_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "NOT_BY_BRANCHES", ("a.py",))
+    monkeypatch.setattr(coverage_by_test, "NOT_BY_BRANCHES", ("a.py",))
     assert choose(measured(), CPU_S) == []
 
 
 @pytest.mark.prove  # it starts pytest
 def test_forked_ranks_are_measured_and_programs_are_noticed(tmp_path: Path) -> None:
     tests = "tests/distributed/collectives/test_collectives.py", "tests/unit/cli/test_completion.py"
-    command = [sys.executable, "-m", "tests.support.reach", "measure", "-n", "1", *tests]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "REACH_FOLDER": str(tmp_path)}, check=True, timeout=600)
+    command = [sys.executable, "-m", "tests.support.coverage_by_test", "measure", "-n", "1", *tests]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "COVERAGE_FOLDER": str(tmp_path)}, check=True, timeout=600)
     found = Measured(*pickle.loads((tmp_path / "measured.pickle").read_bytes()))
     ranks = [test for test in found.reached if test.startswith(f"{tests[0]}::test_values_and_objects")]
     files = {found.branches[branch][0] for test in ranks for branch in found.reached[test]}
@@ -62,7 +62,7 @@ def test_forked_ranks_are_measured_and_programs_are_noticed(tmp_path: Path) -> N
 
 @pytest.mark.prove  # it collects all tests
 def test_every_listed_row_is_there() -> None:
-    """Otherwise run `python -m tests.support.reach choose`, or delete its line."""
+    """Otherwise run `python -m tests.support.coverage_by_test choose`, or delete its line."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "prove", "tests"]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=600)
     assert rows_of_prove() - set(done.stdout.splitlines()) == set()

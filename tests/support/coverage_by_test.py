@@ -1,7 +1,7 @@
 """Find the rows of tests' tables that `make test` can leave to `make prove`: what they reach, other tests reach too.
 
-    python -m tests.support.reach measure    # runs the tests under coverage, about half an hour on two cores
-    python -m tests.support.reach choose     # writes the rows to tests/support/tables/rows_of_prove.txt
+    python -m tests.support.coverage_by_test measure    # runs the tests under coverage, about half an hour on two cores
+    python -m tests.support.coverage_by_test choose     # writes the rows to tests/support/tables/rows_of_prove.txt
 
 Of each table, these rows stay: those that take little CPU time, those that start programs (which are not measured),
 those that killed a mutant (`tests.support.kill_matrix`), and of the others the quickest that together reach all
@@ -31,7 +31,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.sampling import ROWS_OF_PROVE, greedy_cover
 
-FOLDER = Path(os.environ.get("REACH_FOLDER", ROOT / "build" / "reach"))
+FOLDER = Path(os.environ.get("COVERAGE_FOLDER", ROOT / "build" / "coverage"))
 MEASURED = FOLDER / "measured.pickle"
 CPU = FOLDER / "cpu.json"
 LEAST_CPU_S = 0.3
@@ -144,7 +144,8 @@ def measure(pytest_args: Iterable[str]) -> int:
     """Run tests under coverage and keep what each reaches; return pytest's exit status."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
-    plugins = ["--all-rows", "-p", "tests.support.reach", "-p", "tests.support.cpu_by_test", "--cpu-by-test", str(CPU)]
+    cpu = ["-p", "tests.support.cpu_by_test", "--cpu-by-test", str(CPU)]
+    plugins = ["--all-rows", "-p", "tests.support.coverage_by_test", *cpu]
     status = subprocess.call([sys.executable, "-m", "pytest", "-q", *plugins, *pytest_args], cwd=ROOT)
     if status == 0:  # a row that fails reaches less
         MEASURED.write_bytes(pickle.dumps(tuple(_read())))
@@ -222,20 +223,23 @@ def killers() -> set[str]:
 
 _HEAD = """\
 # Rows that `make test` leaves to `make prove`: what they reach, other tests reach too.
-# Made by `python -m tests.support.reach choose`.
+# Made by `python -m tests.support.coverage_by_test choose`.
 """
 
 
 def main(argv: list[str]) -> int:
     """Measure or choose."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m tests.support.reach", description=__doc__, formatter_class=raw)
-    parser.add_argument("command", choices=("measure", "choose"))
+    prog = "python -m tests.support.coverage_by_test"
+    parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=raw)
+    parser.add_argument("command", choices=("measure", "choose"), help="measure takes pytest's arguments, too")
     args, pytest_args = parser.parse_known_args(argv)
     if args.command == "measure":
         return measure(pytest_args or ["-n", "auto", "--dist", "worksteal", *TESTS])
+    if pytest_args:
+        parser.error(f"choose takes no {pytest_args[0]}")
     if not MEASURED.exists():
-        parser.error(f"no {MEASURED}: run `python -m tests.support.reach measure` first")
+        parser.error(f"no {MEASURED}: run `python -m tests.support.coverage_by_test measure` first")
     cpu_s = json.loads(CPU.read_text())
     chosen = choose(Measured(*pickle.loads(MEASURED.read_bytes())), cpu_s, killers())
     ROWS_OF_PROVE.write_text(_HEAD + "".join(f"{test}\n" for test in chosen))
